@@ -1,0 +1,138 @@
+"""Bytes to messages and back: JSON by default, msgpack where the `content-type` header says so."""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from schemas import headers
+from schemas.errors import InvalidMessage
+from schemas.messages import EngineStatus, Envelope, InferenceRequest, InferenceResult, TokenChunk
+from schemas.strict import StrictRequest
+
+T = TypeVar("T")
+
+_PATH = re.compile(r" - at `(key` in `)?\$?\.?(?P<path>[^`]*)`$")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`", re.DOTALL)
+_REQUIRED = re.compile(r"^Object missing required field `(?P<name>.*?)`", re.DOTALL)
+_FIRST_NAME = re.compile(r"^`(?P<name>\w+)`")
+_TYPES = (StrictRequest, InferenceRequest, InferenceResult, TokenChunk, EngineStatus)
+_JSON = {t: msgspec.json.Decoder(t) for t in _TYPES}
+_MSGPACK = {t: msgspec.msgpack.Decoder(t) for t in _TYPES}
+_envelope = msgspec.msgpack.Decoder(Envelope)
+_json_encoder = msgspec.json.Encoder()
+_msgpack_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: msgspec.Struct, content_type: str = headers.JSON) -> bytes:
+    """Write a message in the given content type."""
+    return _msgpack_encoder.encode(message) if content_type == headers.MSGPACK else _json_encoder.encode(message)
+
+
+def decode_ingress(value: bytes | None, content_type: str = headers.JSON) -> InferenceRequest:
+    """Read a client's request, refusing whatever is not known.
+
+    Raises:
+        InvalidMessage: With one sentence and the path of the field at fault.
+    """
+    return _decode(StrictRequest, value, content_type)
+
+
+def decode_request(value: bytes | None, content_type: str = headers.JSON) -> InferenceRequest:
+    """Read a request inside the system, where a newer part may know more fields than we do."""
+    return _decode(InferenceRequest, value, content_type)
+
+
+def decode_result(value: bytes | None, content_type: str = headers.JSON) -> InferenceResult:
+    """Read a terminal result."""
+    return _decode(InferenceResult, value, content_type)
+
+
+def decode_chunk(value: bytes | None, content_type: str = headers.JSON) -> TokenChunk:
+    """Read a token chunk."""
+    return _decode(TokenChunk, value, content_type)
+
+
+def decode_status(value: bytes | None) -> EngineStatus:
+    """Read a worker's heartbeat."""
+    return _decode(EngineStatus, value, headers.MSGPACK)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """Write the envelope for its header."""
+    return _msgpack_encoder.encode(envelope)
+
+
+def decode_envelope(value: bytes | None) -> Envelope:
+    """Read the envelope from its header.
+
+    Raises:
+        InvalidMessage: Where it is missing or broken.
+    """
+    try:
+        return _envelope.decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        message = f"header `{headers.ENVELOPE}`: {error}"
+        raise InvalidMessage(message, headers.ENVELOPE) from None
+
+
+def salvage(value: bytes | None, content_type: str = headers.JSON) -> dict[str, Any]:
+    """Read what can be read of a request that was refused: `id` and `tenant`, where they are sound.
+
+    A record that is not even an object gives an empty dict.
+    """
+    raw = None
+    try:
+        raw = (msgspec.msgpack if content_type == headers.MSGPACK else msgspec.json).decode(value or b"")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+    return _sound(raw)
+
+
+def _sound(raw: object) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if isinstance(raw, dict):
+        for name in ("id", "tenant"):
+            hint = InferenceRequest.__annotations__[name]
+            try:
+                found[name] = msgspec.convert(raw[name], hint)
+            except (KeyError, msgspec.ValidationError):
+                continue
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _decode(kind: type[T], value: bytes | None, content_type: str) -> T:
+    if not value:
+        message = "the record has no value: expected an object"
+        raise InvalidMessage(message)
+    if content_type == headers.MSGPACK:
+        decoder: Any = _MSGPACK[kind]  # type: ignore[index]
+    elif content_type.partition(";")[0].strip().lower() in {headers.JSON, ""}:
+        decoder = _JSON[kind]  # type: ignore[index]
+    else:
+        message = f"header `{headers.CONTENT_TYPE}`: expected {headers.JSON} or {headers.MSGPACK}, got {content_type!r}"
+        raise InvalidMessage(message, headers.CONTENT_TYPE)
+    try:
+        decoded: T = decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(error, content_type) from None
+    return decoded
+
+
+def invalid(error: Exception, content_type: str = headers.JSON) -> InvalidMessage:
+    """Turn msgspec's error into ours: one sentence that begins with the field's path."""
+    text = str(error)
+    path = ""
+    if found := _PATH.search(text):
+        path, text = found["path"], text[: found.start()]
+    if isinstance(error, msgspec.ValidationError):
+        for pattern, wording in ((_UNKNOWN, "unknown field"), (_REQUIRED, "required field is missing")):
+            if found := pattern.match(text):
+                path, text = f"{path}.{found['name']}".lstrip("."), wording
+        if not path and (found := _FIRST_NAME.match(text)):
+            return InvalidMessage(text, found["name"])
+        return InvalidMessage(f"`{path}`: {text}" if path else text, path or None)
+    if isinstance(error, RecursionError):
+        text = "nested too deeply"
+    kind = "msgpack" if content_type == headers.MSGPACK else "JSON"
+    return InvalidMessage(f"not {kind}: {text}")

@@ -1,0 +1,229 @@
+"""The configuration: one `forebay.toml`, read once into frozen structs, any field overridden by the environment.
+
+`FOREBAY_KAFKA__BOOTSTRAP=host:9092` overrides `[kafka] bootstrap`; a value is read as TOML where it is TOML and as
+text otherwise. A bad value stops the start with its path and what was expected.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+from schemas.codecs import invalid
+from schemas.errors import ConfigError
+from schemas.messages import EngineKind, Tenant
+
+Positive = Annotated[int, Meta(ge=1)]
+NotNegative = Annotated[int, Meta(ge=0)]
+PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Delivery = Literal["exactly_once", "at_least_once"]
+
+DAY_MS = 86_400_000
+ENV_PREFIX = "FOREBAY_"
+
+
+class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to reach the cluster. The timeouts are those that a chaos run of 200,000 records was happy with."""
+
+    bootstrap: str = "127.0.0.1:9092"
+    topic_prefix: Prefix = "forebay"
+    delivery: Delivery = "exactly_once"
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    sasl_username: str | None = None
+    sasl_password: str | None = None
+    ssl_cafile: str | None = None
+    connect_timeout_ms: Positive = 10_000
+    request_timeout_ms: Positive = 15_000  # must exceed the rebalance timeout
+    session_timeout_ms: Positive = 6_000
+    heartbeat_ms: Positive = 1_000
+    rebalance_timeout_ms: Positive = 3_000
+    transaction_timeout_ms: Positive = 5_000
+    retry_backoff_ms: Positive = 5
+    record_bytes_max: Positive = 8 * 2**20
+
+
+class RedisConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where engine status and memory leases live."""
+
+    url: str = "redis://127.0.0.1:6379/0"
+    timeout_ms: Positive = 2_000
+
+
+class TopicsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """How topics are made; a pool's topic needs at least as many partitions as the pool will ever have workers."""
+
+    request_partitions: Positive = 4
+    engine_partitions: Positive = 8
+    retry_partitions: Positive = 4
+    lane_partitions: Positive = 16
+    result_partitions: Positive = 4
+    dead_letter_partitions: Positive = 1
+    replication: Positive = 1
+    min_insync: Positive = 1
+    results_retention_ms: Positive = 7 * DAY_MS
+    streams_retention_ms: Positive = DAY_MS
+
+
+class HopConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Bounds of one consume-and-produce hop.
+
+    `unfinished_max` keeps a partition's ledger inside the 4,096 bytes of a commit's metadata.
+    """
+
+    unfinished_max: Annotated[int, Meta(ge=1, le=400)] = 400
+    in_flight_max: Positive = 4_000
+    in_flight_bytes_max: Positive = 256 * 2**20
+    commit_records_max: Positive = 2_000
+    commit_timeout_ms: Positive = 20_000
+
+
+class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The active dispatcher's bounds and patience."""
+
+    hop: HopConfig = field(default_factory=HopConfig)
+    runway_factor: Annotated[float, Meta(ge=1, le=16)] = 1.5  # a worker is sent this many times its slots
+    status_stale_ms: Positive = 3_000
+    status_poll_ms: Positive = 250
+    max_attempts: Positive = 3
+    max_hops: Positive = 100
+    retry_backoff_ms: Positive = 500
+    retry_backoff_ms_max: Positive = 30_000
+    prompt_bytes_max: Positive = 4 * 2**20
+    reply_topics: list[str] = field(default_factory=list)  # allow-list; shell patterns
+
+
+class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker's bounds and rhythm."""
+
+    hop: HopConfig = field(default_factory=HopConfig)
+    heartbeat_ms: Positive = 1_000
+    chunk_ms: Positive = 25
+    chunk_bytes_max: Positive = 4_096
+    drain_ms: Positive = 20_000
+
+
+class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """One engine: a pool of like replicas.
+
+    Attributes:
+        kind: Which engine runs: `transformer`, `sim`, or another that is registered.
+        pool: Its topic's name; the engine's own by default.
+        model: Name or folder of the model; what clients may ask for beside the aliases.
+        python: Interpreter of the engine's own environment; ours by default.
+        slots: Requests that run at once in one worker.
+        workers: Worker processes that the local stack starts.
+        options: Passed to the engine as they are.
+    """
+
+    kind: EngineKind
+    model: str = "sim"
+    model_path: str | None = None
+    pool: PoolName | None = None
+    aliases: list[str] = field(default_factory=list)
+    python: str | None = None
+    slots: Positive = 8
+    workers: NotNegative = 1
+    options: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+class TenantConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tenant's share."""
+
+    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+
+
+class ClassConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """The share of a service class; class weights stand above tenant weights."""
+
+    interactive_weight: Annotated[float, Meta(gt=0)] = 4.0
+    batch_weight: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class Config(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything a process of ours needs to know."""
+
+    kafka: KafkaConfig = field(default_factory=KafkaConfig)
+    redis: RedisConfig = field(default_factory=RedisConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
+    classes: ClassConfig = field(default_factory=ClassConfig)
+    engines: dict[PoolName, EngineConfig] = field(default_factory=dict)
+    tenants: dict[Tenant, TenantConfig] = field(default_factory=dict)
+
+    def pool(self, engine: str) -> str:
+        """The pool an engine belongs to."""
+        return self.engines[engine].pool or engine
+
+    @property
+    def pools(self) -> list[str]:
+        """All pools, sorted."""
+        return sorted({self.pool(name) for name in self.engines})
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
+    """Read the file, where one is given, and the environment's overrides.
+
+    Raises:
+        ConfigError: Naming file, path and what was expected.
+    """
+    raw: dict[str, Any] = {}
+    where = str(path) if path else "environment"
+    if path:
+        try:
+            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            message = f"{path}: no such file: give an existing one with --config, or make one with `forebay local up`"
+            raise ConfigError(message) from None
+        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            message = f"{path}: {error}"
+            raise ConfigError(message) from None
+    _override(raw, environ)
+    return parse_config(raw, where)
+
+
+def parse_config(raw: Mapping[str, Any], where: str = "config") -> Config:
+    """Turn plain tables into the configuration.
+
+    Raises:
+        ConfigError: Naming `where`, the path and what was expected.
+    """
+    try:
+        config = msgspec.convert(raw, Config)
+    except msgspec.ValidationError as error:
+        message = f"{where}: {invalid(error).message}"
+        raise ConfigError(message) from None
+    if config.kafka.request_timeout_ms <= config.kafka.rebalance_timeout_ms:
+        message = f"{where}: `kafka.request_timeout_ms`: expected more than `kafka.rebalance_timeout_ms` ({config.kafka.rebalance_timeout_ms})"
+        raise ConfigError(message)
+    if config.topics.min_insync > config.topics.replication:
+        message = f"{where}: `topics.min_insync`: expected at most `topics.replication` ({config.topics.replication})"
+        raise ConfigError(message)
+    return config
+
+
+def _override(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
+    for name in sorted(environ):
+        if not name.startswith(ENV_PREFIX) or "__" not in name:
+            continue
+        *sections, last = [part.lower() for part in name[len(ENV_PREFIX) :].split("__")]
+        table = raw
+        for section in sections:
+            table = table.setdefault(section, {})
+            if not isinstance(table, dict):
+                message = f"environment variable {name}: `{section}` is not a section"
+                raise ConfigError(message)
+        table[last] = _toml_value(environ[name])
+
+
+def _toml_value(text: str) -> Any:  # noqa: ANN401 - whatever TOML can say
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

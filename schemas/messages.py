@@ -1,0 +1,242 @@
+"""The messages on the wire: what a client sends, what it gets back, and what passes between the parts.
+
+Every struct is lenient (unknown fields are ignored) so that parts of different versions understand one another;
+`strict.py` holds the ingress variants that refuse what they do not know. Units stand last in a field's name.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from schemas.errors import ErrorCode
+
+Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
+MetadataValue = Annotated[str, Meta(max_length=512)]
+EngineKind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+
+ServiceClass = Literal["interactive", "batch"]
+Status = Literal["completed", "failed", "cancelled", "expired", "rejected"]
+FinishReason = Literal["stop", "length", "abort", "error"]
+Fallback = Literal["any", "same_model", "none"]
+
+AUTO = "auto"  # a model or a routing hint left to the dispatcher
+DEFAULT_TENANT = "default"
+DEFAULT_MAX_OUTPUT_TOKENS = 256
+
+
+class ChatMessage(Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(Struct, frozen=True, omit_defaults=True):
+    """How the next token is drawn; the defaults are the model's plain distribution."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0  # 0: no limit
+    min_p: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    stop: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=16)] = field(default_factory=list)
+    seed: Seed | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+
+
+class InferenceRequest(Struct, frozen=True, omit_defaults=True):
+    """One request; exactly one of `prompt`, `messages` and `input_tokens` holds the input.
+
+    The service class is the topic it was produced to. A record without an id gets one derived from where it lies.
+
+    Attributes:
+        model: A model's name or alias; `auto` takes any.
+        max_output_tokens: Upper bound of generated tokens.
+        routing_hint: The kind of engine preferred, or `auto`.
+        fallback: Which engines may stand in: `any`, only those with the `same_model`, or `none`.
+        slo_latency_ms: Latency wished for; it steers routing and is not a deadline.
+        deadline: After this moment the answer is of no use (RFC 3339 with an offset).
+        stream: Whether token chunks are published as they come.
+        metadata: At most 16 pairs, returned with the result unread.
+    """
+
+    id: Id | None = None
+    tenant: Tenant = DEFAULT_TENANT
+    model: ModelName = AUTO
+    prompt: Annotated[str, Meta(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    input_tokens: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = DEFAULT_MAX_OUTPUT_TOKENS
+    sampling: Sampling = field(default_factory=Sampling)
+    routing_hint: EngineKind = AUTO
+    fallback: Fallback = "any"
+    slo_latency_ms: Annotated[int, Meta(ge=1, le=2**40)] | None = None
+    deadline: Annotated[datetime, Meta(tz=True)] | None = None
+    stream: bool = False
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse none or several of the three inputs."""
+        given = [n for n in ("prompt", "messages", "input_tokens") if getattr(self, n) is not None]
+        if len(given) == 1:
+            return
+        if given:
+            msg = f"`{given[1]}` cannot stand beside `{given[0]}`: give exactly one of `prompt`, `messages` and `input_tokens`"
+        else:
+            msg = "`prompt` is missing: give exactly one of `prompt`, `messages` and `input_tokens`"
+        raise ValueError(msg)
+
+
+class TokenChunk(Struct, frozen=True, omit_defaults=True):
+    """A piece of a stream.
+
+    `run_id` sorts: a later run supersedes an earlier one, whose chunks a reader drops.
+    Within a run `seq` counts from 0 without gaps; the last chunk has a `finish_reason`.
+    """
+
+    request_id: str
+    run_id: str
+    seq: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+
+
+class Usage(Struct, frozen=True):
+    """Tokens counted by the engine's own tokenizer."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Timing(Struct, frozen=True, omit_defaults=True):
+    """Where the time went, in milliseconds; absent where the stage was not reached."""
+
+    queued_ms: float | None = None
+    ttft_ms: float | None = None
+    latency_ms: float | None = None
+    tokens_per_second: float | None = None
+
+
+class ErrorInfo(Struct, frozen=True, omit_defaults=True):
+    """What went wrong; `param` is the path of the field at fault."""
+
+    code: ErrorCode
+    message: str
+    param: str | None = None
+
+
+class RouteAttempt(Struct, frozen=True, omit_defaults=True):
+    """One engine that was tried."""
+
+    engine: str
+    worker: str
+    outcome: Status | Literal["retried"]
+    error: ErrorInfo | None = None
+
+
+class InferenceResult(Struct, frozen=True, omit_defaults=True):
+    """The terminal record: exactly one for each accepted request."""
+
+    request_id: str
+    status: Status
+    tenant: str = DEFAULT_TENANT
+    model: str | None = None
+    engine: str | None = None
+    worker: str | None = None
+    run_id: str | None = None
+    output_text: str = ""
+    output_tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    usage: Usage = field(default_factory=Usage)
+    timing: Timing = field(default_factory=Timing)
+    route: list[RouteAttempt] = field(default_factory=list)
+    error: ErrorInfo | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+class EngineStatus(Struct, frozen=True, omit_defaults=True):
+    """What one worker says of itself with each heartbeat; figures it cannot know are absent, not zero.
+
+    Attributes:
+        engine: The engine's name in the configuration; its pool reads `<prefix>.engine.<pool>`.
+        worker: The worker's own name, unique in its pool.
+        partitions: Partitions of the pool's topic that it owns.
+        positions: Partition -> next offset it will take in: what lies below has been read.
+        queue_depth: Requests read and not yet running.
+        slots: Requests that may run at once.
+        epoch: Changes with every start of the worker.
+        updated_at_ms: Unix time of this snapshot.
+    """
+
+    engine: str
+    kind: str
+    pool: str
+    worker: str
+    epoch: int
+    updated_at_ms: int
+    is_healthy: bool = True
+    partitions: list[int] = field(default_factory=list)
+    positions: dict[int, int] = field(default_factory=dict)
+    queue_depth: int = 0
+    running: int = 0
+    slots: int = 1
+    max_context: int | None = None
+    trained_context: int | None = None
+    models: list[str] = field(default_factory=list)
+    features: list[str] = field(default_factory=list)
+    kv_cache_usage: float | None = None
+    gpu: int | None = None
+    gpu_mem_used_bytes: int | None = None
+    gpu_mem_total_bytes: int | None = None
+    gpu_temperature_c: float | None = None
+    gpu_utilization: float | None = None
+    avg_latency_ms: float | None = None
+    throughput_tps: float | None = None
+
+
+class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
+    """What the system knows of a request beside the client's own bytes; a header of the inner records.
+
+    The request's value is never rewritten on its way: the envelope carries everything that is added to it.
+
+    Attributes:
+        id: The request's id, also where the client gave none.
+        origin: Topic, partition and offset of the record the client produced.
+        received_at_ms: Its timestamp; a retry keeps it, so age counts from here.
+        hop: How often the request was handed to an engine before; with the takeover count it orders runs.
+        attempts: Failures that were the request's own.
+        not_before_ms: Unix time before which a retry must not be dispatched.
+        excluded: Engine -> epoch in which it handed the request back.
+        route: The attempts so far.
+    """
+
+    id: str
+    tenant: str
+    service_class: ServiceClass
+    origin: tuple[str, int, int]
+    received_at_ms: int
+    hop: int = 0
+    attempts: int = 0
+    not_before_ms: int = 0
+    excluded: dict[str, int] = field(default_factory=dict)
+    route: list[RouteAttempt] = field(default_factory=list)
+
+
+JsonObject = dict[str, Any]
+
+
+def run_id(hop: int, takeovers: int) -> str:
+    """Name one run of a request so that later runs sort after earlier ones.
+
+    Args:
+        hop: How often the request was handed to an engine before this run.
+        takeovers: How often its record was taken over unfinished on this engine's topic.
+    """
+    return f"{hop:06d}.{takeovers:06d}"
