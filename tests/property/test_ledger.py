@@ -1,0 +1,106 @@
+"""The ledger against a model: any order of finishes, gaps, crashes and takeovers; damaged and foreign metadata."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.transport.ledger import METADATA_BYTES_MAX, Ledger
+from broker.transport.protocol import Committed
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("read"), st.integers(1, 6)),
+        st.tuples(st.just("finish"), st.integers(0, 50)),
+        st.just(("commit", 0)),
+        st.just(("crash", 0)),
+    ),
+    max_size=80,
+)
+
+
+@given(gaps=st.lists(st.integers(1, 4), min_size=60, max_size=60), first=st.integers(0, 2**40), steps=steps)
+def test_no_record_is_lost_or_run_after_its_finish_was_committed(gaps, first, steps):
+    offsets, at = [], first
+    for gap in gaps:
+        offsets.append(at)
+        at += gap
+    committed: Committed | None = None
+    done_durably: set[int] = set()
+    claimed: dict[int, int] = {}
+    ledger, running, finished = Ledger(None, first), [], set()
+    for what, n in steps:
+        if what == "read":
+            for offset in [o for o in offsets if o >= ledger.position][:n]:
+                takeovers = ledger.admit(offset)
+                assert (takeovers is None) == (offset in done_durably)
+                if takeovers is not None:
+                    assert takeovers == (claimed[offset] + 1 if offset in claimed else 0)
+                    running.append((offset, takeovers))
+        elif what == "finish" and running:
+            offset, _ = running.pop(n % len(running))
+            ledger.finish(offset)
+            finished.add(offset)
+        elif what == "commit":
+            committed = ledger.snapshot()
+            done_durably |= finished
+            claimed = {o: c for o, c in claimed.items() if o >= ledger.position} | dict(running)
+        elif what == "crash":
+            ledger, running, finished = Ledger(committed, first), [], set()
+            assert committed is None or ledger.snapshot() == committed
+    open_now = {o for o, _ in running}
+    for offset in offsets:
+        assert ledger.is_finished(offset) == (offset in done_durably | finished) or offset in open_now or offset >= ledger.position
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**30), st.integers(0, 2)), min_size=1, max_size=400))
+def test_four_hundred_unfinished_records_always_fit(spacing):
+    ledger, at = Ledger(None, 0), 0
+    for gap, _ in spacing:
+        at += gap
+        ledger.admit(at)
+    snapshot = ledger.snapshot()
+    again = Ledger(snapshot)
+    assert len(snapshot.metadata) <= METADATA_BYTES_MAX
+    assert again.snapshot() == snapshot
+    assert again.unfinished == len(spacing)
+
+
+@given(st.one_of(st.text(max_size=200), st.binary(max_size=60).map(lambda b: "f1." + b.hex())))
+def test_foreign_metadata_is_read_as_empty(text):
+    ledger = Ledger(Committed(7, text))
+    assert ledger.position == 7
+    assert ledger.snapshot() == Committed(7, "")
+    assert ledger.admit(7) == 0
+
+
+@given(st.data())
+def test_a_damaged_byte_is_read_as_empty(data):
+    ledger = Ledger(None, 100)
+    for offset in range(100, 140):
+        ledger.admit(offset)
+    for offset in range(105, 140, 3):
+        ledger.finish(offset)
+    metadata = ledger.snapshot().metadata
+    at = data.draw(st.integers(3, len(metadata) - 1))
+    other = data.draw(st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=!").filter(lambda c: c != metadata[at]))
+    damaged = Ledger(Committed(100, metadata[:at] + other + metadata[at + 1 :]))
+    assert damaged.unfinished in {0, ledger.unfinished}  # the last character may carry bits that say nothing
+    assert not damaged.is_finished(101)
+
+
+def test_finishing_twice_is_our_own_fault_and_is_told():
+    ledger = Ledger(None, 0)
+    ledger.admit(0)
+    ledger.finish(0)
+    with pytest.raises(KeyError):
+        ledger.finish(0)
+
+
+def test_inherited_records_that_were_trimmed_are_given_up_once_read_past():
+    ledger = Ledger(None, 0)
+    for offset in range(6):
+        ledger.admit(offset)
+    ledger.finish(1)
+    again = Ledger(ledger.snapshot())
+    assert again.admit(4) == 1
+    assert again.snapshot().offset == 4
