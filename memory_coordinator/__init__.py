@@ -1,1 +1,5 @@
-"""Part of Forebay: memory_coordinator."""
+"""What lives in Redis, which is advice and never truth: engine status now, GPU memory leases later."""
+
+from memory_coordinator.status import StatusBoard
+
+__all__ = ["StatusBoard"]

@@ -32,7 +32,8 @@ class Ledger:
         low = committed.offset if committed else first
         self.position = low  # next offset to read: whatever lies below was delivered or is a gap
         self._open: dict[int, int] = {}  # admitted and unfinished -> takeovers; in order of offsets
-        self._horizon, self._inherited = _decode(low, committed.metadata if committed else "")
+        # below the horizon an earlier owner finished whatever it did not name
+        self.horizon, self._inherited = _decode(low, committed.metadata if committed else "")
 
     @property
     def unfinished(self) -> int:
@@ -43,7 +44,7 @@ class Ledger:
         """Whether the record at that offset was finished by an earlier owner or by us."""
         if offset < self.position:
             return offset not in self._open
-        return offset < self._horizon and offset not in self._inherited
+        return offset < self.horizon and offset not in self._inherited
 
     def admit(self, offset: int) -> int | None:
         """Take in the next record.
@@ -56,7 +57,7 @@ class Ledger:
         self.position = offset + 1
         inherited = self._inherited
         takeovers = 0
-        if offset < self._horizon:
+        if offset < self.horizon:
             for gone in [o for o in inherited if o < offset]:  # not delivered any more: trimmed
                 del inherited[gone]
             if offset not in inherited:
@@ -74,7 +75,7 @@ class Ledger:
     def snapshot(self) -> Committed:
         """Give what a commit has to carry: low watermark and metadata."""
         unfinished = {**self._open, **self._inherited}  # both in order, and all inherited lie above
-        horizon = max(self.position, self._horizon)
+        horizon = max(self.position, self.horizon)
         low = next(iter(unfinished), horizon)
         if not unfinished:
             return Committed(low, "")

@@ -1,0 +1,244 @@
+"""One hop: consume records, work on them out of order, write their output and finish their offsets in one step.
+
+Both sides of the engine topics stand on this: the dispatcher (request -> engine topic) and the worker (engine topic
+-> results). The handler starts work and later calls `finish`; everything about Kafka is here and in `part.py`.
+
+Who owns what: `Hop` owns the consumer and decides what is read; each `Part` owns one input partition, its outbox, its
+ledger and its recovery, in one task of its own. A record's work ends exactly once: by `finish`, or by `drop` when the
+partition went to somebody else or the record turns out to be finished.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from broker.transport.errors import TransportError
+from broker.transport.part import Part
+from broker.transport.protocol import Consumer, Membership, Outgoing, Record, TopicPartition, Transport
+from schemas.config import HopConfig
+
+log = logging.getLogger("forebay.hop")
+
+POLL_MS = 20
+PAUSE_S = 0.05
+
+Work = tuple[TopicPartition, int]  # a record in hand: its partition and offset
+Place = tuple[int, int]  # where an output went: partition and offset
+
+
+class Handler(Protocol):
+    """What a hop does with its records. All calls are synchronous and quick."""
+
+    def room(self) -> int:
+        """How many more records may be taken in now."""
+
+    def start(self, record: Record, takeovers: int) -> None:
+        """Begin work on a record; `takeovers` counts its earlier, unfinished runs."""
+
+    def flush(self) -> None:
+        """A batch of `start` calls is over."""
+
+    def drop(self, work: Work) -> None:
+        """Forget a record in hand: it is not ours to finish any more."""
+
+    def committed(self, work: Work, places: Sequence[Place]) -> None:
+        """A record's output is durable; `places` tells where each of its outputs went, where that is known."""
+
+
+class Hop:
+    """Runs a handler over partitions, by subscription or assigned by hand.
+
+    Args:
+        transport: Where consumers and outboxes come from.
+        group: Whose committed positions are kept, and the first part of each transactional id.
+        handler: What is done with the records.
+        config: Bounds.
+        claim: Whether a record is written into the ledger before its work begins, so that a crash is counted.
+        still_owner: Asked after a failed commit, for partitions assigned by hand; a group is asked itself.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        group: str,
+        handler: Handler,
+        config: HopConfig,
+        *,
+        claim: bool,
+        still_owner: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.transport, self.group, self.handler, self.config, self.claim = transport, group, handler, config, claim
+        self._still_owner = still_owner
+        self._parts: dict[TopicPartition, Part] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._consumer: Consumer | None = None
+        self._freed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._by_hand = False
+        self._drain_s = 0.0
+        self.held_bytes = 0
+        self.failure: Exception | None = None
+
+    # -- what the service calls ---------------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, client_id: str) -> None:
+        """Join the group on a topic; its assignments come by themselves."""
+        self._consumer = await self.transport.subscribe([topic], self.group, self, client_id)
+
+    async def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Take the given partitions, and no others, by hand."""
+        self._by_hand = True
+        if self._consumer is not None:
+            await self._consumer.close()
+        self._consumer = await self.transport.assign(partitions, self.group)
+        self.assigned(partitions, Membership("", 0))
+
+    def finish(self, work: Work, outputs: Sequence[Outgoing]) -> None:
+        """End a record's work; outputs and offset become durable together. Without effect on work that was dropped."""
+        part = self._parts.get(work[0])
+        if part is not None:
+            part.finish(work[1], outputs)
+
+    def stop(self, drain_ms: int = 0) -> None:
+        """Take nothing in any more, let work finish for `drain_ms`, commit, drop the rest and leave; `run` then returns."""
+        self._drain_s = drain_ms / 1000
+        self._stopping.set()
+        self._freed.set()
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """Next offset to be taken in of each partition that is in hand."""
+        return {tp: part.admitted for tp, part in self._parts.items() if part.is_open}
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """The partitions in hand, sorted."""
+        return sorted(self._parts)
+
+    @property
+    def used(self) -> int:
+        """Records in hand: read ahead, running, and finished but not yet committed."""
+        return sum(part.used for part in self._parts.values())
+
+    async def run(self) -> None:
+        """Serve until `stop`.
+
+        Raises:
+            OffsetGone: A committed offset is not there any more; going on would hide a loss.
+        """
+        try:
+            while not self._stopping.is_set():
+                await self._turn_once()
+                if self.failure is not None:
+                    raise self.failure
+            await self._drain()
+        finally:
+            await self._let_go()
+
+    # -- the consumer's listener ---------------------------------------------------------------------------------
+
+    def revoked(self, partitions: Sequence[TopicPartition]) -> None:
+        """Go on working: only intake waits until the new assignment is known."""
+        log.info("partitions_revoked group=%s partitions=%s", self.group, _short(partitions))
+
+    def assigned(self, partitions: Sequence[TopicPartition], membership: Membership) -> None:
+        """Let go of what went elsewhere, take over what is new, keep what came straight back."""
+        log.info("partitions_assigned group=%s generation=%d partitions=%s", self.group, membership.generation, _short(partitions))
+        for tp in [tp for tp in self._parts if tp not in set(partitions)]:
+            self._release(self._parts.pop(tp))
+        for tp in partitions:
+            part = self._parts.get(tp)
+            if part is None:
+                self._parts[tp] = part = Part(self, tp)
+            part.assigned(membership)
+        self._freed.set()
+
+    # -- what the parts call ------------------------------------------------------------------------------------------
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer; parts exist only once it does."""
+        if self._consumer is None:
+            message = "the hop has no consumer yet"
+            raise RuntimeError(message)
+        return self._consumer
+
+    async def still_owner(self) -> bool:
+        """Ask whoever knows whether our partitions are still ours."""
+        if self._by_hand:
+            return self._still_owner is None or await self._still_owner()
+        return await self.consumer.still_member()
+
+    def freed(self) -> None:
+        """A record was let go, so there may be room."""
+        self._freed.set()
+
+    def fail(self, error: Exception) -> None:
+        """Stop with an alarm: going on would lose records."""
+        self.failure = error
+        self._freed.set()
+
+    # -- the loop ----------------------------------------------------------------------------------------------------------------
+
+    async def _turn_once(self) -> None:
+        room = min(
+            self.handler.room(),
+            self.config.in_flight_max - self.used,
+            self.config.in_flight_max if self.held_bytes < self.config.in_flight_bytes_max else 0,
+        )
+        ready = [tp for tp, part in self._parts.items() if part.wants_records and (room > 0 or part.is_catching_up)]
+        catching_up = room <= 0 and bool(ready)
+        self._freed.clear()
+        try:
+            records = await self.consumer.poll(ready, max(room, 1), POLL_MS)
+        except TransportError as error:
+            log.warning("poll_failed group=%s error=%s", self.group, error)
+            await asyncio.sleep(PAUSE_S)
+            return
+        for record in records:
+            part = self._parts.get(TopicPartition(record.topic, record.partition))
+            if part is not None:
+                part.offer(record)
+        self.pump()
+        if not records and room <= 0 and not catching_up and not self._stopping.is_set():
+            await self._wait_for_room()
+
+    def pump(self) -> None:
+        """Admit what was read ahead, as far as the ledgers' bounds go, until nothing moves."""
+        moved = True
+        while moved:
+            moved = False
+            for part in list(self._parts.values()):
+                moved = part.admit() or moved
+            self.handler.flush()
+
+    async def _drain(self) -> None:
+        """Keep the membership while running work finishes."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._drain_s
+        while loop.time() < until and any(part.is_busy for part in self._parts.values()):
+            await self.consumer.poll([], 1, POLL_MS)
+
+    async def _wait_for_room(self) -> None:
+        try:
+            await asyncio.wait_for(self._freed.wait(), PAUSE_S)
+        except TimeoutError:
+            return
+
+    def _release(self, part: Part) -> None:
+        part.lose()
+        task = asyncio.ensure_future(part.ended())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    async def _let_go(self) -> None:
+        for part in self._parts.values():
+            part.lose()
+        await asyncio.gather(*(part.ended() for part in self._parts.values()), *self._closing)
+        self._parts.clear()
+        if self._consumer is not None:
+            await self._consumer.close()
+
+
+def _short(partitions: Sequence[TopicPartition]) -> str:
+    return ",".join(f"{tp.topic}/{tp.partition}" for tp in sorted(partitions)) or "none"

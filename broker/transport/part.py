@@ -1,0 +1,296 @@
+"""One input partition of a hop: its outbox, its ledger, its work in hand, and the one recovery path.
+
+Assignment, return after a rebalance, fencing and a commit of unknown outcome all go the same way:
+
+    ask the group whether the partition is still ours
+    -> open a new outbox (fences every older one and settles what it left open)
+    -> read the committed offset and ledger -> seek
+    -> keep work that runs and is not finished, emit again what was not committed, drop the rest
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from broker.transport.errors import Fenced, OffsetGone, TransportError
+from broker.transport.ledger import Ledger
+from broker.transport.protocol import Membership, Outbox, Outgoing, Record, TopicPartition
+
+if TYPE_CHECKING:
+    from broker.transport.hop import Hop
+
+log = logging.getLogger("forebay.hop")
+
+RETRY_S = 0.1
+ASK_S = 5.0
+LAST_COMMIT_S = 5.0
+CLOSE_S = 10.0
+
+
+class Part:
+    """Owns one partition from its assignment until it is lost."""
+
+    def __init__(self, hop: "Hop", tp: TopicPartition) -> None:
+        self._hop, self._tp = hop, tp
+        self._ledger: Ledger | None = None
+        self._outbox: Outbox | None = None
+        self._ahead: deque[Record] = deque()  # read, not yet in the ledger
+        self._claims: dict[int, tuple[Record, int]] = {}  # in the ledger, to be started once that is committed
+        self._running: dict[int, int] = {}  # offset -> bytes held
+        self._ready: dict[int, tuple[int, list[Outgoing]]] = {}  # offset -> bytes held, outputs; finished, not committed
+        self._membership: Membership | None = None
+        self._lost = self._retake = False
+        self._kept_top = -1
+        self._wake = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    # -- what the hop asks -------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the takeover is over, so that records may come."""
+        return self._ledger is not None and not (self._lost or self._retake)
+
+    @property
+    def wants_records(self) -> bool:
+        """Whether another poll should ask for this partition."""
+        return self.is_open and not self._ahead
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether work runs or waits to be committed."""
+        return bool(self._running or self._ready)
+
+    @property
+    def is_catching_up(self) -> bool:
+        """Whether work kept over a takeover has not been read again yet: it cannot be committed before."""
+        return self._ledger is not None and self._ledger.position <= self._kept_top
+
+    @property
+    def admitted(self) -> int:
+        """Next offset to be admitted; 0 before the takeover is over."""
+        return self._ledger.position if self._ledger else 0
+
+    @property
+    def used(self) -> int:
+        """Records in hand."""
+        return len(self._ahead) + len(self._claims) + len(self._running) + len(self._ready)
+
+    def assigned(self, membership: Membership) -> None:
+        """The partition is ours in this generation; start over unless nobody can have come between."""
+        before, self._membership = self._membership, membership
+        if before is None or self._retake:
+            pass  # the takeover is under way
+        elif membership != Membership(before.member, before.generation + 1) or not self._seek():
+            self._retake = True
+        self._wake.set()
+
+    def lose(self) -> None:
+        """The partition is not ours any more, or we stop."""
+        self._lost = True
+        self._wake.set()
+
+    async def ended(self) -> None:
+        """Wait until nothing of it is left."""
+        await self._task
+
+    def offer(self, record: Record) -> None:
+        """Take a record that was read."""
+        if self.is_open:
+            self._ahead.append(record)
+            self._hop.held_bytes += _bytes_of(record)
+
+    def admit(self) -> bool:
+        """Move records from read-ahead into the ledger and to work; False where nothing moved."""
+        ledger, moved = self._ledger, False
+        if ledger is None or self._lost or self._retake:
+            return False
+        while self._ahead and self._may_admit(ledger, self._ahead[0].offset):
+            record = self._ahead.popleft()
+            held, moved = _bytes_of(record), True
+            takeovers = ledger.admit(record.offset)
+            if takeovers is None or record.offset in self._running:
+                self._hop.held_bytes -= held
+            elif record.offset in self._ready:
+                self._hop.held_bytes -= held
+                self._wake.set()
+            elif self._hop.claim:
+                self._claims[record.offset] = record, takeovers
+                self._wake.set()
+            else:
+                self._running[record.offset] = held
+                self._hop.handler.start(record, takeovers)
+        return moved
+
+    def _may_admit(self, ledger: Ledger, offset: int) -> bool:
+        """Whether the commit's metadata can name one more unfinished record; what it names already always may."""
+        return (
+            len(self._running) + len(self._claims) < self._hop.config.unfinished_max
+            or offset < ledger.horizon
+            or offset in self._running
+            or offset in self._ready
+        )
+
+    def finish(self, offset: int, outputs: Sequence[Outgoing]) -> None:
+        """A record's work is over; its outputs hold their place until they are committed."""
+        held = self._running.pop(offset, None)
+        if held is None:
+            return  # dropped meanwhile
+        self._ready[offset] = held, list(outputs)
+        self._wake.set()
+
+    # -- its task ------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while not self._lost:
+            try:
+                await self._take_over()
+                await self._commit_until_interrupted()
+            except OffsetGone as error:
+                log.critical("offset_gone topic=%s partition=%d error=%s", *self._tp, error)
+                self._hop.fail(error)
+                break
+            except (TransportError, TimeoutError, OSError) as error:
+                log.warning("partition_fault topic=%s partition=%d error=%r", *self._tp, error)
+                await self._after_fault(error)
+            except Exception as error:  # a fault of ours: stop aloud rather than go on with half a state
+                log.exception("partition_broken topic=%s partition=%d", *self._tp)
+                self._hop.fail(error)
+                break
+            await self._drop_outbox()
+        await self._drop_outbox()
+        self._abandon()
+
+    async def _commit_until_interrupted(self) -> None:
+        while not (self._lost or self._retake):
+            await self._wake.wait()
+            self._wake.clear()
+            while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
+                pass
+        if self._lost and not self._retake:
+            self._claims.clear()
+            while await self._commit(LAST_COMMIT_S):  # harmless where somebody took over: it is fenced
+                pass
+
+    async def _after_fault(self, error: Exception) -> None:
+        """Before a new outbox fences anybody, make sure that the partition is still ours."""
+        self._ledger = None
+        if not isinstance(error, Fenced):
+            await asyncio.sleep(RETRY_S)
+        while not self._lost:
+            try:
+                if await asyncio.wait_for(self._hop.still_owner(), ASK_S):
+                    return
+            except (TransportError, TimeoutError, OSError) as reason:
+                log.warning("ownership_unknown topic=%s partition=%d error=%r", *self._tp, reason)
+            await asyncio.sleep(RETRY_S)
+
+    async def _take_over(self) -> None:
+        """Fence, settle, read offset and ledger, seek; keep what is still ours to finish."""
+        self._ledger, self._retake = None, False
+        self._forget_unstarted()
+        hop, limit_s = self._hop, self._hop.config.commit_timeout_ms / 1000
+        self._outbox = hop.transport.outbox(hop.group, self._tp, hop.consumer)
+        await asyncio.wait_for(self._outbox.open(), limit_s)
+        committed = await asyncio.wait_for(hop.consumer.committed(self._tp), limit_s)
+        first, end = (await asyncio.wait_for(hop.consumer.bounds([self._tp]), limit_s))[self._tp]
+        if committed is not None and not first <= committed.offset <= max(end, first):
+            message = (
+                f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
+                f"{first}..{end}: records were deleted before they were served"
+            )
+            raise OffsetGone(message)
+        if self._lost or self._retake:
+            return
+        ledger = Ledger(committed, first)
+        for offset in [o for o in self._ready if ledger.is_finished(o)]:
+            hop.held_bytes -= self._ready.pop(offset)[0]
+            hop.handler.committed((self._tp, offset), ())  # the answer was lost, not the commit
+        for offset in [o for o in self._running if ledger.is_finished(o)]:
+            hop.held_bytes -= self._running.pop(offset)
+            hop.handler.drop((self._tp, offset))
+        self._kept_top = max([*self._ready, *self._running], default=-1)
+        log.info(
+            "taken_over topic=%s partition=%d offset=%d unfinished=%d kept=%d",
+            *self._tp,
+            ledger.position,
+            ledger.unfinished,
+            len(self._ready) + len(self._running),
+        )
+        self._ledger = ledger
+        self._seek()
+        self._wake.set()
+        hop.freed()
+
+    async def _commit(self, limit_s: float) -> bool:
+        """Commit whatever is finished, with the claims that wait; False where there is nothing to commit."""
+        ledger, outbox, hop = self._ledger, self._outbox, self._hop
+        if ledger is None or outbox is None:
+            return False
+        batch = {o: self._ready[o] for o in self._ready if o < ledger.position}
+        claims = self._claims
+        if not batch and not claims:
+            return False
+        for offset in batch:
+            ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here
+        outputs = [record for _, records in batch.values() for record in records]
+        self._claims = {}
+        started = False
+        try:
+            places = await asyncio.wait_for(outbox.commit(outputs, ledger.snapshot()), limit_s)
+            started = True
+        finally:
+            if not started:
+                for record, _ in claims.values():
+                    hop.held_bytes -= _bytes_of(record)
+        at = 0
+        for offset, (held, records) in batch.items():
+            del self._ready[offset]
+            hop.held_bytes -= held
+            hop.handler.committed((self._tp, offset), places[at : at + len(records)])
+            at += len(records)
+        for offset, (record, takeovers) in claims.items():
+            self._running[offset] = _bytes_of(record)
+            hop.handler.start(record, takeovers)
+        hop.pump()
+        hop.freed()
+        return True
+
+    def _seek(self) -> bool:
+        """Go on reading behind what is in hand."""
+        if self._ledger is None:
+            return True
+        return self._hop.consumer.seek(self._tp, self._ahead[-1].offset + 1 if self._ahead else self._ledger.position)
+
+    def _forget_unstarted(self) -> None:
+        """Whatever was read and not started is read again."""
+        self._hop.held_bytes -= sum(_bytes_of(r) for r in self._ahead) + sum(_bytes_of(r) for r, _ in self._claims.values())
+        self._ahead.clear()
+        self._claims = {}
+
+    def _abandon(self) -> None:
+        """Drop all work in hand: the partition's next owner does it anew."""
+        self._ledger = None
+        self._forget_unstarted()
+        for offset, held in self._running.items():
+            self._hop.held_bytes -= held
+            self._hop.handler.drop((self._tp, offset))
+        for held, _ in self._ready.values():
+            self._hop.held_bytes -= held
+        self._running.clear()
+        self._ready.clear()
+        self._hop.freed()
+
+    async def _drop_outbox(self) -> None:
+        outbox, self._outbox = self._outbox, None
+        if outbox is not None:
+            try:
+                await asyncio.wait_for(outbox.close(), CLOSE_S)
+            except (TransportError, TimeoutError, OSError) as error:
+                log.warning("outbox_close_failed topic=%s partition=%d error=%r", *self._tp, error)
+
+
+def _bytes_of(record: Record) -> int:
+    return len(record.value or b"")

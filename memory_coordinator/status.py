@@ -1,0 +1,91 @@
+"""Engine status on Redis: each worker writes its own snapshot with an expiry, the dispatcher reads them all.
+
+Wiping Redis costs one heartbeat of knowledge. A snapshot that cannot be read is passed over, as if it were absent.
+"""
+
+import logging
+from typing import cast
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from schemas import codecs, headers
+from schemas.config import RedisConfig
+from schemas.errors import InvalidMessage
+from schemas.messages import EngineStatus
+
+log = logging.getLogger("forebay.status")
+
+EXPIRY_HEARTBEATS = 5
+SCAN_COUNT = 500
+WORKERS_MAX = 10_000  # keys read in one go: a bound, not a wish
+
+
+class StatusBoard:
+    """The snapshots of one cell.
+
+    Args:
+        config: Where Redis is.
+        prefix: The cell's topic prefix, also the first part of each key.
+    """
+
+    def __init__(self, config: RedisConfig, prefix: str) -> None:
+        timeout_s = config.timeout_ms / 1000
+        self._redis = Redis.from_url(
+            config.url,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 1),  # every call here is idempotent
+        )
+        self._url, self._prefix = config.url, prefix
+
+    async def check(self) -> None:
+        """Reach Redis once.
+
+        Raises:
+            ConnectionError: In one line, with the address and what to do.
+        """
+        try:
+            await self._redis.ping()
+        except (RedisError, OSError) as error:
+            message = (
+                f"cannot reach Redis at {self._url} ({type(error).__name__}): start it with `forebay local up`, "
+                "or set redis.url in forebay.toml / FOREBAY_REDIS__URL"
+            )
+            raise ConnectionError(message) from None
+
+    async def write(self, status: EngineStatus, heartbeat_ms: int) -> None:
+        """Publish one worker's snapshot; it expires after five heartbeats."""
+        value = codecs.encode(status, headers.MSGPACK)
+        await self._redis.set(self._key(status.pool, status.worker), value, px=heartbeat_ms * EXPIRY_HEARTBEATS)
+
+    async def remove(self, pool: str, worker: str) -> None:
+        """Take a snapshot back: the worker left on purpose."""
+        await self._redis.delete(self._key(pool, worker))
+
+    async def read(self) -> list[EngineStatus]:
+        """Read all snapshots, sorted by pool and worker."""
+        keys: list[bytes] = []
+        async for key in self._redis.scan_iter(match=self._key("*", "*"), count=SCAN_COUNT):
+            keys.append(key)
+            if len(keys) >= WORKERS_MAX:
+                break
+        if not keys:
+            return []
+        found = []
+        for key, value in zip(keys, cast("list[bytes | None]", await self._redis.mget(keys)), strict=True):
+            try:
+                if value is not None:
+                    found.append(codecs.decode_status(value))
+            except InvalidMessage as error:
+                log.warning("status_unreadable key=%s error=%s", key, error)
+        return sorted(found, key=lambda s: (s.pool, s.worker))
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._redis.aclose()
+
+    def _key(self, pool: str, worker: str) -> str:
+        return f"{self._prefix}:status:{pool}:{worker}"
