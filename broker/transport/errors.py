@@ -22,11 +22,29 @@ class Fenced(TransportError):
 
 
 class NoSuchTopic(TransportError):
-    """The topic does not exist."""
+    """The topic does not exist, or has no such partition.
+
+    Args:
+        message: One sentence naming the topic.
+        index: Place of the record among those of the call; None where no record is concerned.
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class TooLarge(TransportError):
-    """The record is larger than what the broker takes."""
+    """A record, or the metadata of a commit, is larger than what the broker takes.
+
+    Args:
+        message: One sentence with topic, size and bound.
+        index: Place of the record among those of the call; None where it is the metadata.
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
 
 
 class OffsetGone(TransportError):

@@ -1,6 +1,6 @@
 """The seam to Kafka: what every adapter offers, in the terms of Kafka itself.
 
-Two adapters ship: `kafka.py` (aiokafka) and `memory.py` (one process, virtual time, faults on demand); one conformance
+Two adapters ship: `kafka/` (aiokafka) and `memory/` (one process, virtual time, faults on demand); one conformance
 suite runs on both. Nothing above this seam imports aiokafka.
 
 Rules that hold for each adapter:
@@ -10,6 +10,7 @@ Rules that hold for each adapter:
 * `Outbox.commit` is all or nothing where transactions exist. Any exception from it means *outcome unknown*: drop the
   outbox, open a new one (which fences and settles), and read the committed offset again.
 * Every call ends by its own deadline with `TransportError`; none waits for ever.
+* Unknown topics, records that are too large and metadata that is too long are refused before anything is sent.
 """
 
 from collections.abc import Awaitable, Mapping, Sequence
@@ -39,7 +40,7 @@ class Record(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A record to be written; without a partition the key's murmur2 hash chooses it."""
+    """A record to be written; without a partition the key's murmur2 hash chooses it, without a key any will do."""
 
     topic: str
     value: bytes | None
@@ -78,8 +79,12 @@ class Consumer(Protocol):
     async def poll(self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int) -> list[Record]:
         """Read what is at hand of the named partitions, or wait up to `timeout_ms` for the first record.
 
-        Partitions that are not (or no longer) ours are passed over. Must be called at least every few seconds,
-        if need be with no partitions at all.
+        Partitions that are not (or no longer) ours, or on which `seek` was not called yet, are passed over; those
+        named are served in turn. Must be called at least every few seconds, if need be with no partitions at all.
+        During a rebalance it gives nothing.
+
+        Raises:
+            OffsetGone: The position of a partition lies outside of what the partition holds.
         """
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
@@ -92,6 +97,9 @@ class Consumer(Protocol):
         """Ask the group whether it still knows us as a member of the current generation (one heartbeat).
 
         True for partitions assigned by hand.
+
+        Raises:
+            TransportError: The group did not answer, so nobody knows.
         """
 
     async def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -107,8 +115,17 @@ class Outbox(Protocol):
     async def open(self) -> None:
         """Fence every earlier outbox of the same input partition and settle what it left open."""
 
-    async def commit(self, records: Sequence[Outgoing], position: Committed) -> list[TopicPartition | None]:
-        """Write the records, all acknowledged, and then the input position; atomically where transactions exist."""
+    async def commit(self, records: Sequence[Outgoing], position: Committed) -> list[tuple[int, int]]:
+        """Write the records, all acknowledged, and then the input position; atomically where transactions exist.
+
+        Returns:
+            Partition and offset of each record.
+
+        Raises:
+            NoSuchTopic, TooLarge: Naming the record at fault; nothing was sent.
+            Fenced: A newer outbox exists, or the broker timed our transaction out.
+            TransportError: Anything else; the outcome is unknown.
+        """
 
     async def close(self) -> None:
         """Let go within a bounded time, whatever state it is in."""
@@ -118,7 +135,15 @@ class Producer(Protocol):
     """Writes records outside any transaction; idempotent where the broker can."""
 
     async def send(self, record: Outgoing) -> Awaitable[tuple[int, int]]:
-        """Queue a record; the awaitable ends with its partition and offset once acknowledged."""
+        """Queue a record; waits while too much is queued already.
+
+        Returns:
+            Ends with the record's partition and offset once it is acknowledged, or with `TransportError`. It need not
+            be awaited.
+
+        Raises:
+            NoSuchTopic, TooLarge: The record was not queued.
+        """
 
     async def close(self) -> None:
         """Flush within a bounded time and let go."""
@@ -137,7 +162,11 @@ class Admin(Protocol):
         """
 
     async def owned(self, group: str) -> dict[TopicPartition, str]:
-        """The partitions that members of the group own now, each with its member's client id."""
+        """The partitions that members of the group own now, each with its member's client id.
+
+        Raises:
+            TransportError: The group did not settle in time; who owns what is unknown then.
+        """
 
     async def trim(self, before: Mapping[TopicPartition, int]) -> None:
         """Delete records below the given offsets; does nothing where the broker cannot."""
@@ -152,7 +181,12 @@ class Transport(Protocol):
     transactional: bool  # whether `Outbox.commit` is atomic
 
     async def subscribe(self, topics: Sequence[str], group: str, listener: AssignmentListener, client_id: str) -> Consumer:
-        """Join a group, read_committed, sticky assignment, no auto-commit."""
+        """Join a group, read_committed, sticky assignment, no auto-commit; returns before the first assignment.
+
+        Raises:
+            NoSuchTopic: Naming it.
+            Unreachable: With the address and what to do about it.
+        """
 
     async def assign(self, partitions: Sequence[TopicPartition], group: str | None = None) -> Consumer:
         """Read the given partitions, read_committed; `group` only names whose committed positions `committed` reads.
