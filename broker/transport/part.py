@@ -277,8 +277,9 @@ class Part:
         for offset, held in self._running.items():
             self._hop.held_bytes -= held
             self._hop.handler.drop((self._tp, offset))
-        for held, _ in self._ready.values():
+        for offset, (held, _) in self._ready.items():
             self._hop.held_bytes -= held
+            self._hop.handler.drop((self._tp, offset))
         self._running.clear()
         self._ready.clear()
         self._hop.freed()

@@ -1,1 +1,7 @@
-"""Part of Forebay: dispatcher/core."""
+"""The dispatcher's mind: plain code without clock or I/O. Start reading in `machine.py`."""
+
+from dispatcher.core.events import Arrived, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.item import Item
+from dispatcher.core.machine import Dispatcher
+
+__all__ = ["Arrived", "Dispatcher", "Dropped", "Effect", "Event", "Finish", "Forward", "Item", "Sent", "StatusSeen", "Tick"]

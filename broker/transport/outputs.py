@@ -1,0 +1,64 @@
+"""The records that a hop writes: the next hop, a retry, a terminal result, a dead letter."""
+
+from broker.transport.protocol import Outgoing, Record
+from schemas import codecs, headers
+from schemas.headers import Headers
+from schemas.messages import Envelope, ErrorInfo, InferenceResult
+from schemas.topics import Topics
+
+REASON_CHARS_MAX = 1_000
+
+
+class Outputs:
+    """Makes records for one cell.
+
+    Args:
+        topics: The cell's names.
+        result_partitions: How many partitions results and streams have; a client's wish beyond that is passed over.
+    """
+
+    def __init__(self, topics: Topics, result_partitions: int) -> None:
+        self._topics, self._result_partitions = topics, result_partitions
+
+    def forward(self, topic: str, partition: int | None, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
+        """The request on its next topic: its own bytes and headers, and the envelope beside them."""
+        with_envelope = (*headers.without(request_headers, headers.ENVELOPE), (headers.ENVELOPE, codecs.encode_envelope(envelope)))
+        return Outgoing(topic, value, envelope.id.encode(), with_envelope, partition)
+
+    def retry(self, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
+        """The request back to the dispatcher."""
+        return self.forward(self._topics.retries, None, envelope, value, request_headers)
+
+    def result(self, result: InferenceResult, request_headers: Headers) -> list[Outgoing]:
+        """The terminal record, and its copy for a reply topic where the request names one."""
+        content_type = headers.text(request_headers, headers.CONTENT_TYPE) or headers.JSON
+        if content_type != headers.MSGPACK:
+            content_type = headers.JSON
+        value, key = codecs.encode(result, content_type), result.request_id.encode()
+        passed_on = [h for h in request_headers if h[0] in {headers.CORRELATION_ID, headers.TRACEPARENT}]
+        run = [(headers.RUN_ID, result.run_id.encode())] if result.run_id else []
+        out: Headers = ((headers.CONTENT_TYPE, content_type.encode()), *passed_on, *run)
+        records = [Outgoing(self._topics.results, value, key, out, self.result_partition(request_headers))]
+        reply_topic = headers.text(request_headers, headers.REPLY_TOPIC)
+        if reply_topic:
+            partition = headers.get(request_headers, headers.REPLY_PARTITION)
+            records.append(Outgoing(reply_topic, value, key, out, None if partition is None else headers.number(partition)))
+        return records
+
+    def result_partition(self, request_headers: Headers) -> int | None:
+        """The partition that the client wished results and chunks in, or None to go by key."""
+        wished = headers.get(request_headers, headers.RESULT_PARTITION)
+        number = None if wished is None else headers.number(wished)
+        return number if number is not None and 0 <= number < self._result_partitions else None
+
+    def dead_letter(self, record: Record, error: ErrorInfo) -> Outgoing:
+        """The record as it came, with where it lay and why it was not served."""
+        why = (
+            (headers.DEAD_TOPIC, record.topic.encode()),
+            (headers.DEAD_PARTITION, str(record.partition).encode()),
+            (headers.DEAD_OFFSET, str(record.offset).encode()),
+            (headers.DEAD_CODE, error.code.value.encode()),
+            (headers.DEAD_REASON, error.message[:REASON_CHARS_MAX].encode()),
+        )
+        kept = headers.without(record.headers, *(name for name, _ in why))
+        return Outgoing(self._topics.dead_letters, record.value, record.key, (*kept, *why))

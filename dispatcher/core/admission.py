@@ -1,0 +1,82 @@
+"""From a record to a request in hand, or to the reason why it is refused. The record's bytes are not rewritten."""
+
+from msgspec import Struct
+
+from broker.transport.protocol import Record, TopicPartition
+from dispatcher.core.item import NEVER_MS, Demand, Item
+from schemas import codecs, headers, ids
+from schemas.errors import InvalidMessage
+from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
+
+BYTES_PER_TOKEN = 4.0  # the core has no tokenizer; the worker's has the last word
+
+
+class Refused(Struct, frozen=True):
+    """A record that is no request: a dead letter in any case, and a result where its id can be read.
+
+    Attributes:
+        id: The id that could be read, or None.
+        tenant: The tenant that could be read.
+        error: What is wrong, with the field's path.
+    """
+
+    id: str | None
+    tenant: str
+    error: ErrorInfo
+
+
+def admit(record: Record, service_class: ServiceClass, value_bytes_max: int) -> Item | Refused:
+    """Read a record of a request topic.
+
+    Args:
+        record: As it was read.
+        service_class: The class of its topic.
+        value_bytes_max: Larger values are refused unread.
+    """
+    value = record.value or b""
+    content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
+    try:
+        if len(value) > value_bytes_max:
+            message = f"the record's value has {len(value)} bytes: at most {value_bytes_max} are taken"
+            raise InvalidMessage(message)  # noqa: TRY301 - one place answers all refusals
+        request = codecs.decode_ingress(value, content_type)
+    except InvalidMessage as error:
+        known = codecs.salvage(value, content_type)
+        return Refused(known.get("id"), known.get("tenant", DEFAULT_TENANT), ErrorInfo(error.code, error.message, error.param))
+    origin = (record.topic, record.partition, record.offset)
+    envelope = Envelope(
+        id=request.id or ids.derived_id(*origin, record.timestamp_ms),
+        tenant=request.tenant,
+        service_class=service_class,
+        origin=origin,
+        received_at_ms=record.timestamp_ms,
+    )
+    return _item(record, envelope, request)
+
+
+def readmit(record: Record) -> Item | Refused:
+    """Read a record of the retries topic, which the system itself wrote."""
+    try:
+        envelope = codecs.decode_envelope(headers.get(record.headers, headers.ENVELOPE))
+    except InvalidMessage as error:
+        return Refused(None, DEFAULT_TENANT, ErrorInfo(error.code, error.message, error.param))
+    try:
+        content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
+        request = codecs.decode_request(record.value, content_type)
+    except InvalidMessage as error:
+        return Refused(envelope.id, envelope.tenant, ErrorInfo(error.code, error.message, error.param))
+    return _item(record, envelope, request)
+
+
+def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
+    tokens = len(request.input_tokens) if request.input_tokens else len(record.value or b"") / BYTES_PER_TOKEN
+    excluded = tuple(sorted(envelope.excluded.items()))
+    return Item(
+        work=(TopicPartition(record.topic, record.partition), record.offset),
+        envelope=envelope,
+        demand=Demand(request.model, request.routing_hint, request.fallback, excluded),
+        cost=tokens + request.max_output_tokens,
+        deadline_ms=int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS,
+        value=record.value or b"",
+        headers=headers.without(record.headers, headers.ENVELOPE),
+    )

@@ -1,0 +1,50 @@
+"""A request as the dispatcher holds it: what scheduling needs, and the client's bytes unread beside it."""
+
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from schemas.headers import Headers
+from schemas.messages import Envelope, Fallback, ServiceClass
+
+Work = tuple[tuple[str, int], int]  # input topic and partition, offset: names the record in hand
+NEVER_MS = 1 << 62
+
+
+class Demand(NamedTuple):
+    """What a request asks of an engine; requests of one demand can go to the same places."""
+
+    model: str
+    hint: str
+    fallback: Fallback
+    excluded: tuple[tuple[str, int], ...] = ()  # pool, epoch in which it handed the request back
+
+
+class Item(Struct):
+    """One unfinished request.
+
+    Attributes:
+        work: The record it came in.
+        deadline_ms: Unix time after which no answer is wanted; NEVER_MS where there is none.
+        cost: Tokens it may take, the unit in which tenants are served fairly.
+        dropped: The record is not ours to finish any more.
+    """
+
+    work: Work
+    envelope: Envelope
+    demand: Demand
+    cost: float
+    deadline_ms: int
+    value: bytes
+    headers: Headers
+    dropped: bool = False
+
+    @property
+    def tenant(self) -> str:
+        """Whose request it is."""
+        return self.envelope.tenant
+
+    @property
+    def service_class(self) -> ServiceClass:
+        """Interactive or batch."""
+        return self.envelope.service_class

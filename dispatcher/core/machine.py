@@ -1,0 +1,119 @@
+r"""The dispatcher as one machine: `handle(event, now_ms) -> effects`.
+
+    a request:   arrived -> delayed (a retry before its time) -> queued -> forwarded -> durable
+                                                                   \-> finished (refused, expired)
+                 at any time: dropped (its partition went to somebody else)
+
+It decides late: a request leaves the queue only when a worker has room for it, so order, shares and routing are
+decided with fresh knowledge and the engine topics stay shallow.
+"""
+
+import heapq
+
+from dispatcher.core.events import Arrived, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.fair_queue import FairQueue
+from dispatcher.core.fleet import Fleet, Worker
+from dispatcher.core.item import Demand, Item, Work
+from dispatcher.core.routing import LeastLoaded, Policy
+from schemas.config import Config, TenantConfig
+from schemas.errors import ErrorCode
+from schemas.messages import ErrorInfo
+
+_PLAIN_TENANT = TenantConfig()
+_EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
+
+
+class Dispatcher:
+    """Queues requests and decides where each goes.
+
+    Args:
+        config: Weights, bounds and engines.
+        policy: Who serves whom; the least loaded by default.
+    """
+
+    def __init__(self, config: Config, policy: Policy | None = None) -> None:
+        self._config = config
+        self._policy = policy or LeastLoaded(config)
+        classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
+        self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight)
+        self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
+        self._in_hand: dict[Work, Item] = {}  # queued or delayed
+        self._delayed: list[tuple[int, int, Item]] = []
+        self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
+        self._count = 0
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait, those before their time included."""
+        return len(self._in_hand)
+
+    def handle(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take in what happened; give what is to be done."""
+        if isinstance(event, Arrived):
+            return self._arrived(event.item, now_ms)
+        if isinstance(event, Sent):
+            self._sent(event.work, event.offset)
+        elif isinstance(event, StatusSeen):
+            self._fleet.seen(event.status, now_ms)
+        elif isinstance(event, Dropped):
+            self._dropped(event.work)
+        elif isinstance(event, Tick):
+            return self._decide(now_ms)
+        return []
+
+    def _arrived(self, item: Item, now_ms: int) -> list[Effect]:
+        error = self._policy.refusal(item.demand) or self._policy.final_error(item, self._fleet)
+        if error is not None:
+            return [Finish(item, "rejected", error)]
+        if item.envelope.hop >= self._config.dispatcher.max_hops:
+            message = f"handed back {item.envelope.hop} times: no engine kept it"
+            return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
+        self._in_hand[item.work] = item
+        if item.envelope.not_before_ms > now_ms:
+            self._count += 1
+            heapq.heappush(self._delayed, (item.envelope.not_before_ms, self._count, item))
+        else:
+            self._queue.push(item)
+        return []
+
+    def _sent(self, work: Work, offset: int | None) -> None:
+        place = self._sending.pop(work, None)
+        if place is not None:
+            self._fleet.sent(*place, offset)
+
+    def _dropped(self, work: Work) -> None:
+        item = self._in_hand.pop(work, None)
+        if item is not None:
+            item.dropped = True  # leaves the queue when it surfaces
+        self._sent(work, None)
+
+    def _decide(self, now_ms: int) -> list[Effect]:
+        while self._delayed and self._delayed[0][0] <= now_ms:
+            item = heapq.heappop(self._delayed)[2]
+            if not item.dropped:
+                self._queue.push(item)
+        effects: list[Effect] = []
+        blocked: set[Demand] = set()
+        while (head := self._queue.head(blocked)) is not None:
+            if head.dropped:
+                self._queue.discard(head)
+            elif head.deadline_ms <= now_ms:
+                self._queue.discard(head)
+                del self._in_hand[head.work]
+                effects.append(Finish(head, "expired", _EXPIRED))
+            elif (choice := self._policy.pick(head, self._fleet, now_ms)) is None:
+                blocked.add(head.demand)
+            else:
+                effects.append(self._forward(head, *choice))
+        return effects
+
+    def _forward(self, item: Item, pool: str, worker: Worker) -> Forward:
+        partition = worker.partition
+        if partition is None:
+            message = "a policy picked a worker that owns no partition"
+            raise AssertionError(message)
+        self._queue.serve(item)
+        del self._in_hand[item.work]
+        self._sending[item.work] = pool, partition
+        self._fleet.sending(pool, partition)
+        return Forward(item, pool, worker.status.worker, partition)
