@@ -3,7 +3,9 @@
 Wiping Redis costs one heartbeat of knowledge. A snapshot that cannot be read is passed over, as if it were absent.
 """
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 from typing import cast
 
 from redis.asyncio import Redis
@@ -40,6 +42,7 @@ class StatusBoard:
             retry=Retry(NoBackoff(), 1),  # every call here is idempotent
         )
         self._url, self._prefix = config.url, prefix
+        self._channel = f"{prefix}:status"
 
     async def check(self) -> None:
         """Reach Redis once.
@@ -59,7 +62,10 @@ class StatusBoard:
     async def write(self, status: EngineStatus, heartbeat_ms: int) -> None:
         """Publish one worker's snapshot; it expires after five heartbeats."""
         value = codecs.encode(status, headers.MSGPACK)
-        await self._redis.set(self._key(status.pool, status.worker), value, px=heartbeat_ms * EXPIRY_HEARTBEATS)
+        async with self._redis.pipeline(transaction=False) as pipe:
+            pipe.set(self._key(status.pool, status.worker), value, px=heartbeat_ms * EXPIRY_HEARTBEATS)
+            pipe.publish(self._channel, value)
+            await pipe.execute()
 
     async def remove(self, pool: str, worker: str) -> None:
         """Take a snapshot back: the worker left on purpose."""
@@ -82,6 +88,28 @@ class StatusBoard:
             except InvalidMessage as error:
                 log.warning("status_unreadable key=%s error=%s", key, error)
         return sorted(found, key=lambda s: (s.pool, s.worker))
+
+    async def watch(self, reread_ms: int) -> AsyncIterator[EngineStatus]:
+        """Give snapshots as they are published, and all of them again every `reread_ms`.
+
+        Raises:
+            RedisError: When Redis cannot be reached; ask again later.
+        """
+        async with self._redis.pubsub(ignore_subscribe_messages=True) as pubsub:
+            await pubsub.subscribe(self._channel)
+            loop = asyncio.get_running_loop()
+            due = loop.time()
+            while True:
+                if loop.time() >= due:
+                    due = loop.time() + reread_ms / 1000
+                    for status in await self.read():
+                        yield status
+                message = await pubsub.get_message(timeout=max(due - loop.time(), 0.001))
+                if message is not None:
+                    try:
+                        yield codecs.decode_status(message["data"])
+                    except InvalidMessage as error:
+                        log.warning("status_unreadable channel=%s error=%s", self._channel, error)
 
     async def close(self) -> None:
         """Let go of the connections."""

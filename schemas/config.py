@@ -88,7 +88,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     hop: HopConfig = field(default_factory=HopConfig)
     runway_factor: Annotated[float, Meta(ge=1, le=16)] = 1.5  # a worker is sent this many times its slots
     status_stale_ms: Positive = 3_000
-    status_poll_ms: Positive = 250
+    status_poll_ms: Positive = 500
     max_attempts: Positive = 3
     max_hops: Positive = 100
     retry_backoff_ms: Positive = 500

@@ -143,7 +143,8 @@ class Hop:
 
     def assigned(self, partitions: Sequence[TopicPartition], membership: Membership) -> None:
         """Let go of what went elsewhere, take over what is new, keep what came straight back."""
-        log.info("partitions_assigned group=%s generation=%d partitions=%s", self.group, membership.generation, _short(partitions))
+        names, generation = _short(partitions), membership.generation
+        log.info("partitions_assigned group=%s generation=%d partitions=%s", self.group, generation, names)
         for tp in [tp for tp in self._parts if tp not in set(partitions)]:
             self._release(self._parts.pop(tp))
         for tp in partitions:

@@ -22,7 +22,8 @@ class Outputs:
 
     def forward(self, topic: str, partition: int | None, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
         """The request on its next topic: its own bytes and headers, and the envelope beside them."""
-        with_envelope = (*headers.without(request_headers, headers.ENVELOPE), (headers.ENVELOPE, codecs.encode_envelope(envelope)))
+        kept = headers.without(request_headers, headers.ENVELOPE)
+        with_envelope = (*kept, (headers.ENVELOPE, codecs.encode_envelope(envelope)))
         return Outgoing(topic, value, envelope.id.encode(), with_envelope, partition)
 
     def retry(self, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:

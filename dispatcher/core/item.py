@@ -4,10 +4,11 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from broker.transport.protocol import TopicPartition
 from schemas.headers import Headers
 from schemas.messages import Envelope, Fallback, ServiceClass
 
-Work = tuple[tuple[str, int], int]  # input topic and partition, offset: names the record in hand
+Work = tuple[TopicPartition, int]  # names the record in hand: its partition and offset
 NEVER_MS = 1 << 62
 
 

@@ -1,0 +1,249 @@
+"""The active dispatcher: the hop from the request topics to the engine topics, with the core deciding in between."""
+
+import asyncio
+import fnmatch
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from broker.transport.errors import TransportError
+from broker.transport.hop import Hop, Place, Work
+from broker.transport.outputs import Outputs
+from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core.admission import Refused, admit, readmit
+from schemas import headers
+from schemas.config import Config
+from schemas.errors import ErrorCode
+from schemas.headers import Headers
+from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, ServiceClass
+from schemas.topics import Topics
+
+log = logging.getLogger("forebay.dispatcher")
+
+TICK_S = 0.05
+REFRESH_S = 30.0
+LOOKUP_S = 5.0
+REPLY_TOPICS_MAX = 10_000
+
+
+def now_ms() -> int:
+    """Unix time."""
+    return time.time_ns() // 1_000_000
+
+
+class Active:
+    """One term of office: from election until the partition of the control topic is lost.
+
+    It is the handler of its hop; `machine` alone holds what waits, and every record ends by exactly one `finish`.
+
+    Args:
+        config: The configuration.
+        transport: The cluster.
+        still_leader: Asked before anybody is fenced.
+        clock: Unix time in milliseconds.
+    """
+
+    def __init__(
+        self, config: Config, transport: Transport, still_leader: Callable[[], Awaitable[bool]], clock: Callable[[], int] = now_ms
+    ) -> None:
+        self._config, self._transport, self._clock = config, transport, clock
+        self._topics = Topics(config.kafka.topic_prefix)
+        self._machine = Dispatcher(config)
+        self._hop = Hop(
+            transport, self._topics.dispatcher_group, self, config.dispatcher.hop, claim=False, still_owner=still_leader
+        )
+        self._classes: dict[str, ServiceClass] = {
+            self._topics.requests("interactive"): "interactive",
+            self._topics.requests("batch"): "batch",
+        }
+        self._outputs = Outputs(self._topics, config.topics.result_partitions)
+        self._admin: Admin | None = None
+        self._lookups: dict[Work, asyncio.Task[None]] = {}
+        self._reply_partitions: dict[str, int | None] = {}
+        self._partitions: list[TopicPartition] = []
+
+    async def run(self) -> None:
+        """Dispatch until `stop`.
+
+        Raises:
+            OffsetGone: Where accepted records are not there any more.
+        """
+        self._admin = await self._transport.admin()
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self._take_partitions()
+            background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._refresh())]
+            await self._hop.run()
+        finally:
+            for task in [*background, *self._lookups.values()]:
+                task.cancel()
+            await asyncio.gather(*background, *self._lookups.values(), return_exceptions=True)
+            await self._admin.close()
+
+    def stop(self) -> None:
+        """End the term: commit what is decided, forget what waits (it waits in Kafka)."""
+        self._hop.stop()
+
+    def seen(self, status: EngineStatus) -> None:
+        """A worker's snapshot came in."""
+        self._machine.handle(StatusSeen(status), self._clock())
+        if self._machine.queued:
+            self._hop.pump()
+
+    @property
+    def queued(self) -> int:
+        """Requests in hand that wait for an engine."""
+        return self._machine.queued
+
+    # -- the hop's handler ----------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Everything the hop's own bounds allow."""
+        return self._config.dispatcher.hop.in_flight_max
+
+    def start(self, record: Record, takeovers: int) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
+        """Admit a record, or refuse it at once."""
+        service_class = self._classes.get(record.topic)
+        admitted = admit(record, service_class, self._config.dispatcher.prompt_bytes_max) if service_class else readmit(record)
+        if isinstance(admitted, Refused):
+            self._refuse(record, admitted)
+        elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:
+            self._check_reply(admitted)
+        else:
+            self._do(self._machine.handle(Arrived(admitted), self._clock()))
+
+    def flush(self) -> None:
+        """A batch is in hand: decide."""
+        self._do(self._machine.handle(Tick(), self._clock()))
+
+    def drop(self, work: Work) -> None:
+        """Its partition went to somebody else."""
+        lookup = self._lookups.pop(work, None)
+        if lookup is not None:
+            lookup.cancel()
+        self._machine.handle(Dropped(work), self._clock())
+
+    def committed(self, work: Work, places: Sequence[Place]) -> None:
+        """A forward or a result is durable."""
+        self._machine.handle(Sent(work, places[0][1] if places else None), self._clock())
+
+    # -- effects ---------------------------------------------------------------------------------------------------------
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Forward):
+                item = effect.item
+                topic = self._topics.engine(effect.pool)
+                output = self._outputs.forward(topic, effect.partition, item.envelope, item.value, item.headers)
+                self._hop.finish(item.work, [output])
+            else:
+                self._finish(effect)
+
+    def _finish(self, effect: Finish) -> None:
+        item, envelope = effect.item, effect.item.envelope
+        result = InferenceResult(
+            request_id=envelope.id, status=effect.status, tenant=envelope.tenant, route=envelope.route, error=effect.error
+        )
+        log.info("request_%s id=%s code=%s reason=%s", effect.status, envelope.id, effect.error.code.value, effect.error.message)
+        outputs = self._outputs.result(result, item.headers)
+        if effect.status == "failed":
+            outputs.append(self._outputs.dead_letter(_original(item), effect.error))
+        self._hop.finish(item.work, outputs)
+
+    def _refuse(self, record: Record, refused: Refused) -> None:
+        log.warning("record_refused topic=%s partition=%d offset=%d reason=%s", *record[:3], refused.error.message)
+        outputs: list[Outgoing] = [self._outputs.dead_letter(record, refused.error)]
+        if refused.id is not None:
+            result = InferenceResult(request_id=refused.id, status="rejected", tenant=refused.tenant, error=refused.error)
+            outputs += self._outputs.result(result, self._safe_reply(record.headers))
+        self._hop.finish((TopicPartition(record.topic, record.partition), record.offset), outputs)
+
+    # -- reply topics -----------------------------------------------------------------------------------------------------
+
+    def _safe_reply(self, request_headers: Headers) -> Headers:
+        """The headers, without a reply address that was not checked."""
+        topic = headers.text(request_headers, headers.REPLY_TOPIC)
+        known = self._reply_partitions.get(topic) if topic and self._reply_allowed(topic) else None
+        return request_headers if known else headers.without(request_headers, headers.REPLY_TOPIC)
+
+    def _reply_allowed(self, topic: str) -> bool:
+        patterns = self._config.dispatcher.reply_topics
+        return not self._topics.is_internal(topic) and any(fnmatch.fnmatchcase(topic, p) for p in patterns)
+
+    def _check_reply(self, item: Item) -> None:
+        """Make sure that the reply address exists and is allowed; only this request waits for the answer."""
+        topic = headers.text(item.headers, headers.REPLY_TOPIC) or ""
+        if not self._reply_allowed(topic):
+            self._refuse_reply(item, f"reply topic {topic!r} is not allowed: see `dispatcher.reply_topics`")
+        elif topic in self._reply_partitions:
+            self._reply_known(item, topic)
+        else:
+            self._lookups[item.work] = asyncio.ensure_future(self._look_up(item, topic))
+
+    async def _look_up(self, item: Item, topic: str) -> None:
+        try:
+            if self._admin is None or len(self._reply_partitions) >= REPLY_TOPICS_MAX:
+                self._reply_partitions.clear()
+            admin = self._admin
+            found = None if admin is None else await asyncio.wait_for(admin.partitions(topic), LOOKUP_S)
+            self._reply_partitions[topic] = found
+        except (TransportError, TimeoutError, OSError) as error:
+            log.warning("reply_topic_unknown topic=%s error=%r", topic, error)
+        self._lookups.pop(item.work, None)
+        self._reply_known(item, topic)
+        self._hop.pump()
+
+    def _reply_known(self, item: Item, topic: str) -> None:
+        count = self._reply_partitions.get(topic)
+        wished = headers.get(item.headers, headers.REPLY_PARTITION)
+        partition = None if wished is None else headers.number(wished)
+        if not count:
+            self._reply_partitions.pop(topic, None)  # it may be made later
+            self._refuse_reply(item, f"reply topic {topic!r} does not exist")
+        elif wished is not None and (partition is None or not 0 <= partition < count):
+            self._refuse_reply(item, f"reply topic {topic!r} has no such partition: it has {count}", headers.REPLY_PARTITION)
+        else:
+            self._do(self._machine.handle(Arrived(item), self._clock()))
+
+    def _refuse_reply(self, item: Item, message: str, param: str = headers.REPLY_TOPIC) -> None:
+        item.headers = headers.without(item.headers, headers.REPLY_TOPIC)
+        self._finish(Finish(item, "rejected", ErrorInfo(ErrorCode.INVALID_REQUEST, message, param)))
+
+    # -- background --------------------------------------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._hop.pump()
+
+    async def _refresh(self) -> None:
+        """Take in partitions that were added since."""
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            try:
+                await self._take_partitions()
+            except (TransportError, TimeoutError, OSError) as error:
+                log.warning("partitions_unknown error=%r", error)
+
+    async def _take_partitions(self) -> None:
+        found: list[TopicPartition] = []
+        if self._admin is None:
+            return
+        for topic in [*self._classes, self._topics.retries]:
+            count = await self._admin.partitions(topic)
+            if not count:
+                message = f"topic {topic} does not exist: make it with `forebay topics ensure`"
+                raise TransportError(message)
+            found += [TopicPartition(topic, number) for number in range(count)]
+        count = await self._admin.partitions(self._topics.results)
+        self._outputs = Outputs(self._topics, count or self._config.topics.result_partitions)
+        if found != self._partitions:
+            self._partitions = found
+            await self._hop.assign(found)
+
+
+def _original(item: Item) -> Record:
+    """The record in hand, for its dead letter."""
+    (topic, partition), offset = item.work
+    return Record(topic, partition, offset, item.envelope.id.encode(), item.value, item.headers, item.envelope.received_at_ms)
