@@ -57,7 +57,7 @@ class Active:
             self._topics.requests("interactive"): "interactive",
             self._topics.requests("batch"): "batch",
         }
-        self._outputs = Outputs(self._topics, config.topics.result_partitions)
+        self._outputs = Outputs(self._topics, config.topics.result_partitions, config.kafka.record_bytes_max)
         self._admin: Admin | None = None
         self._lookups: dict[Work, asyncio.Task[None]] = {}
         self._reply_partitions: dict[str, int | None] = {}
@@ -237,7 +237,8 @@ class Active:
                 raise TransportError(message)
             found += [TopicPartition(topic, number) for number in range(count)]
         count = await self._admin.partitions(self._topics.results)
-        self._outputs = Outputs(self._topics, count or self._config.topics.result_partitions)
+        partitions, record_bytes_max = count or self._config.topics.result_partitions, self._config.kafka.record_bytes_max
+        self._outputs = Outputs(self._topics, partitions, record_bytes_max)
         if found != self._partitions:
             self._partitions = found
             await self._hop.assign(found)

@@ -21,6 +21,7 @@ DEAD_PARTITION = "forebay-original-partition"
 DEAD_OFFSET = "forebay-original-offset"
 DEAD_CODE = "forebay-error-code"
 DEAD_REASON = "forebay-reason"
+DEAD_BYTES = "forebay-original-bytes"  # only where the value had to be cut
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

@@ -7,6 +7,7 @@ from schemas.messages import Envelope, ErrorInfo, InferenceResult
 from schemas.topics import Topics
 
 REASON_CHARS_MAX = 1_000
+OVERHEAD_BYTES = 64 * 1024  # key, headers and batch around a value
 
 
 class Outputs:
@@ -15,10 +16,12 @@ class Outputs:
     Args:
         topics: The cell's names.
         result_partitions: How many partitions results and streams have; a client's wish beyond that is passed over.
+        record_bytes_max: The broker takes no larger record.
     """
 
-    def __init__(self, topics: Topics, result_partitions: int) -> None:
+    def __init__(self, topics: Topics, result_partitions: int, record_bytes_max: int) -> None:
         self._topics, self._result_partitions = topics, result_partitions
+        self._value_bytes_max = record_bytes_max - OVERHEAD_BYTES
 
     def forward(self, topic: str, partition: int | None, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
         """The request on its next topic: its own bytes and headers, and the envelope beside them."""
@@ -54,7 +57,7 @@ class Outputs:
 
     def dead_letter(self, record: Record, error: ErrorInfo) -> Outgoing:
         """The record as it came, with where it lay and why it was not served."""
-        why = (
+        why: Headers = (
             (headers.DEAD_TOPIC, record.topic.encode()),
             (headers.DEAD_PARTITION, str(record.partition).encode()),
             (headers.DEAD_OFFSET, str(record.offset).encode()),
@@ -62,4 +65,12 @@ class Outputs:
             (headers.DEAD_REASON, error.message[:REASON_CHARS_MAX].encode()),
         )
         kept = headers.without(record.headers, *(name for name, _ in why))
-        return Outgoing(self._topics.dead_letters, record.value, record.key, (*kept, *why))
+        value = record.value
+        if value is not None and len(value) > self._value_bytes_max:
+            why = (*why, (headers.DEAD_BYTES, str(len(value)).encode()))
+            value = value[: self._value_bytes_max]
+        return Outgoing(self._topics.dead_letters, value, record.key, (*kept, *why))
+
+    def fits(self, record: Outgoing) -> bool:
+        """Whether the broker will take the record."""
+        return len(record.value or b"") <= self._value_bytes_max
