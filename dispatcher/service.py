@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
 from dispatcher.active import Active
-from memory_coordinator.status import StatusBoard
+from memory_coordinator.board import Board
 from schemas.config import Config
 from schemas.topics import Topics
 
@@ -34,7 +34,7 @@ class DispatcherService:
         name: Client id in the election.
     """
 
-    def __init__(self, config: Config, transport: Transport, board: StatusBoard, name: str) -> None:
+    def __init__(self, config: Config, transport: Transport, board: Board, name: str) -> None:
         self._config, self._transport, self._board, self._name = config, transport, board, name
         self._topics = Topics(config.kafka.topic_prefix)
         self._elected = asyncio.Event()

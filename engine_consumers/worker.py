@@ -23,7 +23,7 @@ from engine_consumers.core.outcome import Retry, Runner, after_failure
 from engine_consumers.engine import Engine
 from engine_consumers.errors import EngineError
 from engine_consumers.generation import Generation
-from memory_coordinator.status import StatusBoard
+from memory_coordinator.board import Board
 from schemas import codecs, headers, ids
 from schemas.config import Config
 from schemas.errors import ErrorCode, InvalidMessage
@@ -75,7 +75,7 @@ class Worker:
         name: str,
         engine: Engine,
         transport: Transport,
-        board: StatusBoard,
+        board: Board,
         worker: str,
         *,
         clock: Callable[[], int] = now_ms,

@@ -5,7 +5,7 @@ Wiping Redis costs one heartbeat of knowledge. A snapshot that cannot be read is
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import cast
 
 from redis.asyncio import Redis
@@ -13,6 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from memory_coordinator.board import EXPIRY_HEARTBEATS
 from schemas import codecs, headers
 from schemas.config import RedisConfig
 from schemas.errors import InvalidMessage
@@ -20,7 +21,6 @@ from schemas.messages import EngineStatus
 
 log = logging.getLogger("forebay.status")
 
-EXPIRY_HEARTBEATS = 5
 SCAN_COUNT = 500
 WORKERS_MAX = 10_000  # keys read in one go: a bound, not a wish
 
@@ -89,7 +89,7 @@ class StatusBoard:
                 log.warning("status_unreadable key=%s error=%s", key, error)
         return sorted(found, key=lambda s: (s.pool, s.worker))
 
-    async def watch(self, reread_ms: int) -> AsyncIterator[EngineStatus]:
+    async def watch(self, reread_ms: int) -> AsyncGenerator[EngineStatus, None]:
         """Give snapshots as they are published, and all of them again every `reread_ms`.
 
         Raises:
