@@ -1,0 +1,279 @@
+"""The engine over vLLM's `AsyncLLM`, which runs the model in processes of its own.
+
+What is done here because of how vLLM behaves:
+
+* Each run gets an id of its own within vLLM that never comes back: a recycled one breaks its bookkeeping.
+* vLLM's generator is read by a task that is never cancelled while vLLM lives: a cancelled `add_request` leaks its request.
+  Ending a run early is always an abort, repeated until vLLM's generator has ended, as one that comes too early is lost.
+* vLLM only learns that its core is dead on the next call; a watcher looks every `WATCH_S` and fails what is open.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from itertools import count
+from typing import Any, cast
+
+from engine_consumers.core.checks import check_sampling, output_room, parse_options
+from engine_consumers.engine import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP, EngineFigures, Piece
+from engine_consumers.errors import EngineError
+from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
+from engine_consumers.runs import Runs
+from engine_consumers.transformer.loading import Loaded, load
+from engine_consumers.transformer.options import TransformerOptions, model_source
+from engine_consumers.transformer.prompts import Prompts
+from schemas.config import EngineConfig
+from schemas.errors import ErrorCode
+from schemas.messages import FinishReason, InferenceRequest, Sampling, Usage
+
+log = logging.getLogger("forebay.engine")
+
+FEATURES = (CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP)
+WATCH_S = 0.1
+ABORT_AGAIN_S = 0.02
+CLOSE_S = 20.0
+BYTES_PER_TOKEN = 4  # of text, for estimates only
+
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
+
+
+class _Run:
+    """One open run: a mailbox between the task that reads vLLM and the caller, who may be slower."""
+
+    def __init__(self, engine_id: str) -> None:
+        self.engine_id = engine_id
+        self.is_aborted = False
+        self.pump: asyncio.Task[None] | None = None
+        self._prompt_tokens = 0
+        self._output_tokens = 0
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._finish: FinishReason | None = None
+        self._error: EngineError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        return self._finish is not None
+
+    def begin(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+
+    def put(self, token_ids: list[int], text: str, finish: FinishReason | None) -> None:
+        self._token_ids += token_ids
+        self._output_tokens += len(token_ids)
+        self._text += text
+        self._finish = finish
+        self._news.set()
+
+    def fail(self, error: EngineError) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    async def take(self) -> Piece:
+        """Wait for news and give all of it; an error only after everything that came before it."""
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None and self._finish is None:
+            if not self._token_ids:
+                raise self._error
+            self._news.set()
+        token_ids, text = self._token_ids, self._text
+        self._token_ids, self._text = [], ""
+        usage = Usage(self._prompt_tokens, self._output_tokens) if self._finish else None
+        return Piece(token_ids, text, self._finish, usage)
+
+
+class TransformerEngine:
+    """Runs a model on vLLM. See `engine.Engine` for the contract.
+
+    Raises:
+        ConfigError: An option is unknown or out of bounds, or the model's folder is not there.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._options = parse_options(TransformerOptions, config.options)
+        self._model = model_source(config)
+        self._runs: Runs[_Run] = Runs()
+        self._numbers = count(1)
+        self._loaded: Loaded | None = None
+        self._prompts: Prompts | None = None
+        self._probe: GpuProbe | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Load the model; see `Engine.start`."""
+        arguments = self._options.arguments(self._model, self._config.slots)
+        self._loaded = loaded = await load(arguments, self._options.start_timeout_s)
+        self._prompts = Prompts(loaded.tokenizer, loaded.vocabulary, self._options.chat_template)
+        device = first_visible() if loaded.is_cuda else None
+        self._probe = None if device is None else GpuProbe(device)
+        self._watcher = asyncio.create_task(self._watch(loaded))
+        self._runs.ready()
+        log.info("engine_started kind=transformer model=%s max_context=%d", self._config.model, loaded.max_context)
+
+    async def generate(self, request: InferenceRequest, run: str, seed: int, priority: int = 0) -> AsyncGenerator[Piece, None]:
+        """Run a request; see `Engine.generate`."""
+        self._runs.admit(run)
+        check_sampling(request.sampling)
+        state = _Run(f"{run}#{next(self._numbers)}")
+        self._runs.add(run, state)
+        state.pump = asyncio.create_task(self._pump(state, request, seed, priority))
+        state.pump.add_done_callback(lambda _: self._runs.remove(run))
+        try:
+            while True:
+                piece = await state.take()
+                yield piece
+                if piece.finish_reason is not None:
+                    return
+        finally:
+            if not state.pump.done():
+                await asyncio.shield(asyncio.create_task(self._stop(state)))
+
+    async def abort(self, run: str) -> None:
+        """End a run; see `Engine.abort`."""
+        if state := self._runs.get(run):
+            await self._stop(state)
+
+    def status(self) -> EngineFigures:
+        """Give a snapshot; see `Engine.status`."""
+        loaded = self._loaded
+        if loaded is None or self._prompts is None:
+            return EngineFigures()
+        # vLLM tells its figures after each step and never that it became idle: what is open here bounds what it says.
+        running = min(loaded.stats.running, len(self._runs))
+        features = FEATURES if self._prompts.has_template else tuple(f for f in FEATURES if f != CHAT)
+        gpu = self._probe.read() if self._probe else GpuFigures()
+        return EngineFigures(
+            running=running,
+            waiting=len(self._runs) - running,
+            kv_cache_usage=loaded.stats.kv_cache_usage if self._runs else 0.0,
+            models=(self._config.model, *self._config.aliases),
+            max_context=loaded.max_context,
+            trained_context=loaded.trained_context,
+            features=features,
+            gpu=gpu.gpu,
+            gpu_mem_used_bytes=gpu.mem_used_bytes,
+            gpu_mem_total_bytes=gpu.mem_total_bytes,
+            gpu_temperature_c=gpu.temperature_c,
+            gpu_utilization=gpu.utilization,
+        )
+
+    def estimate_bytes(self, request: InferenceRequest) -> int:
+        """Estimate the bytes of key-value cache; see `Engine.estimate_bytes`."""
+        loaded = self._started()
+        if request.input_tokens is not None:
+            prompt_tokens = len(request.input_tokens)
+        else:
+            texts = [m.content for m in request.messages] if request.messages else [request.prompt or ""]
+            prompt_tokens = -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
+        return min(prompt_tokens + request.max_output_tokens, loaded.max_context) * loaded.kv_bytes_per_token
+
+    async def count_tokens(self, request: InferenceRequest) -> int:
+        """Count the prompt's tokens; see `Engine.count_tokens`."""
+        self._started()
+        return len(await cast("Prompts", self._prompts).tokens(request))
+
+    async def died(self) -> str:
+        """Wait for the end of the backend; see `Engine.died`."""
+        return await self._runs.died()
+
+    async def drain(self) -> None:
+        """Let open runs end; see `Engine.drain`."""
+        await self._runs.drain()
+
+    async def close(self) -> None:
+        """Abort what is open and stop vLLM's processes; see `Engine.close`."""
+        self._runs.close()
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(self._stop(state) for state in self._runs)), ABORT_AGAIN_S * 50)
+        if self._prompts is not None:
+            self._prompts.close()
+        if self._loaded is not None:
+            loaded, self._loaded = self._loaded, None
+            await loaded.shutdown(CLOSE_S)
+
+    def _started(self) -> Loaded:
+        if self._loaded is None:
+            raise EngineError(ErrorCode.UNHEALTHY, "the engine is not started, or closed")
+        return self._loaded
+
+    async def _pump(self, state: _Run, request: InferenceRequest, seed: int, priority: int) -> None:
+        """Read vLLM's outputs into the run's mailbox; the run is open as long as this task."""
+        loaded = self._started()
+        try:
+            token_ids = await cast("Prompts", self._prompts).tokens(request)
+            state.begin(len(token_ids))
+            room = output_room(len(token_ids), request.max_output_tokens, loaded.max_context)
+            if state.is_aborted:
+                state.put([], "", "abort")
+                return
+            sampling = loaded.sampling_params(**_sampling(request.sampling, seed, room))
+            prompt = loaded.prompt(token_ids)
+            async for output in loaded.llm.generate(prompt, sampling, request_id=state.engine_id, priority=priority):
+                self._deliver(state, output)
+        except EngineError as error:
+            state.fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this run, told by its kind
+            state.fail(self._judge(error, loaded))
+
+    def _deliver(self, state: _Run, output: Any) -> None:  # noqa: ANN401 - vLLM's RequestOutput
+        completion = output.outputs[0]
+        reason = completion.finish_reason
+        if reason is not None and reason not in _FINISH:
+            message = f"vLLM ended the request with {reason!r}"
+            state.fail(EngineError(ErrorCode.INTERNAL, message))
+            return
+        state.put(list(completion.token_ids), completion.text, _FINISH[reason] if reason else None)
+
+    def _judge(self, error: Exception, loaded: Loaded) -> EngineError:
+        if isinstance(error, loaded.dead_errors) or loaded.llm.errored:
+            self._fail_all(f"vLLM's core ended: {error}")
+            return EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {self._runs.death}")
+        if isinstance(error, loaded.full_errors):
+            return EngineError(ErrorCode.CAPACITY_EXCEEDED, f"vLLM's queue is full: {error}")
+        if isinstance(error, loaded.client_errors):
+            return EngineError(ErrorCode.INVALID_REQUEST, f"vLLM refuses the request: {error}")
+        log.error("run_failed kind=transformer error=%r cause=%r", error, error.__cause__)
+        return EngineError(ErrorCode.INTERNAL, f"vLLM failed: {error or type(error).__name__}")
+
+    async def _stop(self, state: _Run) -> None:
+        """Wait until vLLM has let a run go, aborting it unless it has ended by itself."""
+        state.is_aborted = True
+        while state.pump is not None and not state.pump.done():
+            if self._loaded is not None and not state.is_finished:
+                await self._loaded.llm.abort(state.engine_id)
+            await asyncio.wait({state.pump}, timeout=ABORT_AGAIN_S)
+
+    async def _watch(self, loaded: Loaded) -> None:
+        while not loaded.llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
+            await asyncio.sleep(WATCH_S)
+        self._fail_all("vLLM's core process ended")
+
+    def _fail_all(self, reason: str) -> None:
+        if not self._runs.die(reason):
+            return
+        log.error("engine_dead kind=transformer reason=%s", reason)
+        for state in self._runs:
+            state.fail(EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {reason}"))
+            if state.pump is not None and state.pump is not asyncio.current_task():
+                state.pump.cancel()
+
+
+def _sampling(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
+    return {
+        "max_tokens": room,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": list(sampling.stop),
+        "seed": seed,
+    }

@@ -1,0 +1,73 @@
+"""From a request to the tokens of its prompt, with the model's own tokenizer and template."""
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from engine_consumers.core.checks import check_tokens
+from engine_consumers.errors import EngineError
+from schemas.errors import ConfigError, ErrorCode
+from schemas.messages import InferenceRequest
+
+
+class Prompts:
+    """Renders and tokenizes in one thread of its own: a long text takes seconds, and tokenizers are not made for several.
+
+    Args:
+        tokenizer: Of Hugging Face's kind.
+        vocabulary: Number of tokens the model knows.
+        chat_template: File or text of a template, instead of the model's own.
+    """
+
+    def __init__(self, tokenizer: Any, vocabulary: int, chat_template: str | None = None) -> None:  # noqa: ANN401
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._template = _read_template(chat_template) or getattr(tokenizer, "chat_template", None)
+        self._thread = ThreadPoolExecutor(1, "forebay-tokenizer")
+
+    @property
+    def has_template(self) -> bool:
+        """Whether `messages` can be rendered."""
+        return bool(self._template)
+
+    async def tokens(self, request: InferenceRequest) -> list[int]:
+        """Give the prompt's tokens: as they are, of the plain text, or of the rendered conversation.
+
+        Raises:
+            EngineError: `invalid_request` or `unsupported_feature`.
+        """
+        if request.input_tokens is not None:
+            check_tokens(request.input_tokens, self._vocabulary)
+            return request.input_tokens
+        if request.messages is not None and not self.has_template:
+            message = "`messages`: the model has no chat template: send `prompt`, or set `options.chat_template`"
+            raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message, "messages")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, request)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, request: InferenceRequest) -> list[int]:
+        if request.messages is None:
+            return list(self._tokenizer.encode(request.prompt))
+        turns = [{"role": message.role, "content": message.content} for message in request.messages]
+        try:
+            text = self._tokenizer.apply_chat_template(
+                turns, chat_template=self._template, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # noqa: BLE001 - templates are programs of the model's authors and raise what they like
+            message = f"`messages`: the model's chat template refuses them: {error}"
+            raise EngineError(ErrorCode.INVALID_REQUEST, message, "messages") from None
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def _read_template(given: str | None) -> str | None:
+    if given is None or "{" in given:
+        return given
+    try:
+        return Path(given).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"`options.chat_template`: expected a file or the text of a template: {error}"
+        raise ConfigError(message) from None
