@@ -83,7 +83,7 @@ class KafkaAdmin:
                 if not for_code(code).retriable:
                     _must_be_well(code, f"reading who owns what in group {group}")
                 if for_code(code) is NoError and state in _SETTLED:
-                    return _owners(members)
+                    return _owners(group, members)
                 await asyncio.sleep(LOOK_S)
 
     async def trim(self, before: Mapping[TopicPartition, int]) -> None:
@@ -209,12 +209,14 @@ def _is_led(partitions: Sequence[Any], count: int) -> bool:
     return len(partitions) >= count and all(partition["leader"] >= 0 for partition in partitions)
 
 
-def _owners(members: Iterable[Any]) -> dict[TopicPartition, str]:
+def _owners(group: str, members: Iterable[Any]) -> dict[TopicPartition, str]:
     owners: dict[TopicPartition, str] = {}
     for _, client_id, _, _, assignment, *_ in members:
-        if assignment:
-            for tp in ConsumerProtocol.ASSIGNMENT.decode(assignment).partitions():
-                owners[TopicPartition(*tp)] = client_id
+        if not assignment:
+            message = f"this broker does not tell what the members of group {group} own"
+            raise TransportError(message)
+        for tp in ConsumerProtocol.ASSIGNMENT.decode(assignment).partitions():
+            owners[TopicPartition(*tp)] = client_id
     return owners
 
 

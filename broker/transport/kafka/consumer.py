@@ -208,8 +208,10 @@ class KafkaConsumer:
             raise TransportError(message)
 
     def _membership(self) -> Membership | None:
-        coordinator = self._inner._coordinator if self._inner is not None else None
-        if coordinator is None or not coordinator.member_id or coordinator.generation < 0:
+        if self._listener is None or self._inner is None:
+            return None
+        coordinator = self._inner._coordinator
+        if not coordinator.member_id or coordinator.generation < 0:
             return None
         return Membership(coordinator.member_id, coordinator.generation)
 

@@ -21,6 +21,7 @@ from aiokafka.errors import (
     for_code,
 )
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.group import HeartbeatRequest, LeaveGroupRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -205,13 +206,21 @@ class Control:
         for node, topics in by_node.items():
             response = await client.send(node, OffsetRequest(-1, _READ_COMMITTED, list(topics.items())))
             for topic, found in response.topics:
-                for partition, code, _, offset in found:
-                    error = for_code(code)
-                    if error is not NoError:
-                        told = f"{topic}/{partition}"
-                        raise error(told)
-                    result[TopicPartition(topic, partition)] = offset
+                for partition, code, timestamp, offset in found:
+                    tp = TopicPartition(topic, partition)
+                    _must_be_led(code, tp)
+                    # A broker that gives the end a time (Tansu) means its last batch, not what lies behind it.
+                    is_end = which == _EARLIEST or timestamp < 0
+                    result[tp] = offset if is_end else await self._stable(client, node, tp, offset)
         return result
+
+    async def _stable(self, client: AIOKafkaClient, node: int, tp: TopicPartition, near: int) -> int:
+        """Read the last stable offset from what comes with a fetch."""
+        fetch = FetchRequest(0, 0, 1, _READ_COMMITTED, [(tp.topic, [(tp.partition, near, 1)])])
+        response = await client.send(node, fetch)
+        ((_, ((_, code, _, stable, *_),)),) = response.topics
+        _must_be_led(code, tp)
+        return int(stable)
 
     async def _after(self, client: AIOKafkaClient, error: KafkaError) -> None:
         """Go on after an error that may pass, with fresh metadata."""
@@ -219,6 +228,14 @@ class Control:
             raise error
         await client.force_metadata_update()
         await asyncio.sleep(RETRY_S)
+
+
+def _must_be_led(code: int, tp: TopicPartition) -> None:
+    """Raise the library's error, which may pass with fresh metadata."""
+    error = for_code(code)
+    if error is not NoError:
+        told = f"{tp.topic}/{tp.partition}"
+        raise error(told)
 
 
 def _must_be_well(code: int, what: str) -> None:

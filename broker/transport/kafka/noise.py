@@ -9,6 +9,7 @@ _TEMPLATES_MAX = 256
 # Told by our own errors and logs, or a normal part of every rebalance.
 _TOLD_ELSEWHERE = (
     'Unable connect to "%s:%s": %s',
+    "Unexpected error during InitProducerIdRequest: %s",
     "Heartbeat failed for group %s because it is rebalancing",
 )
 

@@ -49,6 +49,10 @@ class SharedProducer:
                 self._writer = BatchWriter(self._producer, self._control, self._config.record_bytes_max)
             return self._writer
 
+    def ready(self) -> BatchWriter | None:
+        """Give what writes batches, where it is well: the way of all records but the first, without a wait."""
+        return None if self._writer is None or self._is_wedged() else self._writer
+
     async def close(self) -> None:
         """Let go, with whatever is still queued."""
         producer, self._producer, self._writer = self._producer, None, None
@@ -134,12 +138,15 @@ class KafkaProducer:
             raise TransportError(message)
         config, loop = self._config, asyncio.get_running_loop()
         size = refuse_too_large(record, 0, config.record_bytes_max)
-        async with deadline(config.request_timeout_ms, f"queueing a record for {record.topic}"):
-            writer = await self._shared.writer()
-            tp = await writer.route(record)
-            while self._queued_bytes and self._queued_bytes + size > QUEUED_BYTES_MAX:
-                self._room.clear()
-                await self._room.wait()
+        writer = self._shared.ready()
+        tp = writer.route_known(record) if writer is not None else None
+        if writer is None or tp is None or self._queued_bytes + size > QUEUED_BYTES_MAX:
+            async with deadline(config.request_timeout_ms, f"queueing a record for {record.topic}"):
+                writer = await self._shared.writer()
+                tp = await writer.route(record)
+                while self._queued_bytes and self._queued_bytes + size > QUEUED_BYTES_MAX:
+                    self._room.clear()
+                    await self._room.wait()
         lane = self._lanes.setdefault(tp, _Lane())
         waiting = _Waiting(record, size, loop.time() + config.request_timeout_ms / 1000, loop.create_future())
         waiting.acknowledged.add_done_callback(look_at)
