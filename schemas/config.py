@@ -94,7 +94,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_backoff_ms: Positive = 500
     retry_backoff_ms_max: Positive = 30_000
     prompt_bytes_max: Positive = 4 * 2**20
-    reply_topics: list[str] = field(default_factory=list)  # allow-list; shell patterns
+    reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
 
 
 class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,0 +1,218 @@
+"""The whole path under virtual time: real dispatcher and workers, the in-memory transport, the sim engine."""
+
+import asyncio
+import contextlib
+from collections import Counter
+
+from virtual_loop import run_virtual
+
+from broker.transport.memory import MemoryCluster, MemoryTransport
+from broker.transport.protocol import Outgoing, TopicPartition
+from dispatcher.service import DispatcherService
+from engine_consumers.registry import load
+from engine_consumers.worker import Worker
+from memory_coordinator import MemoryBoard
+from schemas import Topics, codecs, parse_config
+
+TOPICS = Topics()
+
+
+def config_of(**options):
+    return parse_config(
+        {
+            "engines": {"sim": {"kind": "sim", "slots": 4, "options": {"ttft_ms": 20, "tpot_ms": 5, **options}}},
+            "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 2, "retry_partitions": 1},
+        }
+    )
+
+
+class Stack:
+    """One cluster with its processes; every process may be killed."""
+
+    def __init__(self, config):
+        self.config, self.cluster, self.board = config, MemoryCluster(config.kafka), MemoryBoard()
+        self.tasks, self.ways = {}, {}
+
+    def clock(self):
+        return int(asyncio.get_running_loop().time() * 1000) + 1_700_000_000_000
+
+    async def ensure(self):
+        self.transport = MemoryTransport(self.cluster, "test")
+        admin = await self.transport.admin()
+        await admin.ensure(TOPICS.specs(self.config.topics, self.config.pools), 1, 1)
+
+    def dispatcher(self, name):
+        self.ways[name] = MemoryTransport(self.cluster, name)
+        service = DispatcherService(self.config, self.ways[name], self.board, name)
+        self.tasks[name] = asyncio.ensure_future(service.run())
+        return service
+
+    def worker(self, name):
+        engine = load("sim", self.config.engines["sim"])
+        self.ways[name] = MemoryTransport(self.cluster, name)
+        worker = Worker(self.config, "sim", engine, self.ways[name], self.board, name, clock=self.clock)
+        self.tasks[name] = asyncio.ensure_future(worker.run())
+        return worker
+
+    async def produce(self, values, topic=TOPICS.requests("interactive"), headers=()):
+        producer = await self.transport.producer()
+        for value in values:
+            await (await producer.send(Outgoing(topic, value, None, tuple(headers))))
+        await producer.close()
+
+    async def read(self, topic):
+        admin = await self.transport.admin()
+        tps = [TopicPartition(topic, n) for n in range(await admin.partitions(topic))]
+        consumer = await self.transport.assign(tps)
+        for tp in tps:
+            consumer.seek(tp, 0)
+        records = []
+        while batch := await consumer.poll(tps, 10_000, 1000):
+            records += batch
+        await consumer.close()
+        return records
+
+    async def results(self, expected, limit_s=120.0):
+        until = asyncio.get_running_loop().time() + limit_s
+        while True:
+            records = await self.read(TOPICS.results)
+            if len(records) >= expected or asyncio.get_running_loop().time() > until:
+                return [codecs.decode_result(r.value) for r in records]
+
+    async def stop(self):
+        for task in self.tasks.values():
+            task.cancel()
+        for task in self.tasks.values():
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+def prompts(count, tenants=3):
+    return [b'{"id":"r%d","tenant":"t%d","prompt":"say %d","max_output_tokens":8}' % (n, n % tenants, n) for n in range(count)]
+
+
+def on_stack(scenario, config=None):
+    async def main():
+        stack = Stack(config or config_of())
+        await stack.ensure()
+        try:
+            return await scenario(stack)
+        finally:
+            await stack.stop()
+
+    return run_virtual(main())
+
+
+def test_every_request_ends_in_one_completed_result():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        stack.worker("w2")
+        await stack.produce(prompts(200))
+        return await stack.results(200)
+
+    results = on_stack(scenario)
+    assert Counter(r.request_id for r in results) == Counter(f"r{n}" for n in range(200))
+    assert {r.status for r in results} == {"completed"}
+    assert {r.worker for r in results} == {"w1", "w2"}
+    assert all(r.usage.output_tokens == 8 and r.output_text for r in results)
+
+
+def test_a_malformed_record_is_a_dead_letter_and_a_result_where_its_id_can_be_read():
+    bad = [b"not json", b'{"id":"x1","prompt":5}', b'{"id":"x2","prompt":"a","n":2}', b"", b'[1]', b'{"id":"x3","prompt":"\xff"}']
+
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([*bad, *prompts(3)])
+        return await stack.results(5), await stack.read(TOPICS.dead_letters)
+
+    results, dead = on_stack(scenario)
+    by_id = {r.request_id: r for r in results}
+    assert sorted(by_id) == ["r0", "r1", "r2", "x1", "x2"]
+    assert by_id["x1"].status == "rejected"
+    assert by_id["x1"].error.param == "prompt"
+    assert by_id["x2"].error.message == "`n`: unknown field"
+    assert Counter(d.value for d in dead) == Counter(bad)
+
+
+def test_unknown_model_and_reply_topics_are_refused_and_delay_nobody():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([b'{"id":"m","model":"gpt-9","prompt":"a"}'])
+        await stack.produce([b'{"id":"nowhere","prompt":"a"}'], headers=[("kafka_replyTopic", b"no.replies")])
+        await stack.produce([b'{"id":"ours","prompt":"a"}'], headers=[("kafka_replyTopic", b"forebay.results")])
+        await stack.produce(prompts(2))
+        return await stack.results(5)
+
+    by_id = {r.request_id: r for r in on_stack(scenario)}
+    assert by_id["m"].error.code == "model_not_found"
+    assert "does not exist" in by_id["nowhere"].error.message
+    assert "not allowed" in by_id["ours"].error.message
+    assert by_id["r0"].status == by_id["r1"].status == "completed"
+
+
+def test_a_prompt_beyond_the_context_is_refused_with_the_numbers():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([b'{"id":"long","prompt":"%s"}' % (b"x" * 2_000), *prompts(3)])
+        return await stack.results(4)
+
+    by_id = {r.request_id: r for r in on_stack(scenario, config_of(max_context=128))}
+    assert by_id["long"].status == "rejected"
+    assert by_id["long"].error.code == "context_overflow"
+    assert "128" in by_id["long"].error.message
+    assert "500" in by_id["long"].error.message
+    assert by_id["r2"].status == "completed"
+
+
+def test_failures_of_the_request_itself_are_tried_again_and_then_a_dead_letter():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce(prompts(1))
+        return await stack.results(1), await stack.read(TOPICS.dead_letters)
+
+    results, dead = on_stack(scenario, config_of(fail_every=1))
+    assert [r.status for r in results] == ["failed"]
+    assert len(results[0].route) == 3
+    assert len(dead) == 1
+
+
+def test_a_killed_worker_and_a_killed_dispatcher_lose_nothing_and_repeat_nothing():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.dispatcher("d2")
+        stack.worker("w1")
+        stack.worker("w2")
+        await stack.produce(prompts(400))
+        await asyncio.sleep(1.0)
+        for name in ("w1", "d1"):
+            stack.ways[name].kill()
+            stack.tasks.pop(name).cancel()
+        await asyncio.sleep(5.0)
+        stack.worker("w3")
+        return await stack.results(400)
+
+    results = on_stack(scenario)
+    assert Counter(r.request_id for r in results) == Counter(f"r{n}" for n in range(400))
+    assert {r.status for r in results} == {"completed"}
+
+
+def test_streams_come_in_order_and_make_up_the_whole_text():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([b'{"id":"s","prompt":"a","stream":true,"max_output_tokens":40}'])
+        results = await stack.results(1)
+        return results[0], [codecs.decode_chunk(r.value) for r in await stack.read(TOPICS.streams)]
+
+    result, chunks = on_stack(scenario)
+    assert [c.seq for c in chunks] == list(range(len(chunks)))
+    assert "".join(c.text for c in chunks) == result.output_text
+    assert [t for c in chunks for t in c.token_ids] == result.output_tokens
+    assert {c.run_id for c in chunks} == {result.run_id}
+    assert chunks[-1].finish_reason == result.finish_reason
+    assert len(chunks) > 2
