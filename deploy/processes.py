@@ -1,0 +1,104 @@
+"""The long-running processes, put together: what `forebay dispatch` and `forebay work` run."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from broker.transport.kafka import KafkaTransport
+from dispatcher.service import DispatcherService
+from engine_consumers.errors import ENGINE_DEAD
+from engine_consumers.registry import load
+from engine_consumers.worker import Worker
+from memory_coordinator import StatusBoard
+from schemas.config import Config
+from schemas.errors import ConfigError
+
+log = logging.getLogger("forebay.process")
+
+CHECK_S = 14.0  # to find out that Kafka or Redis is not there
+
+
+async def dispatch(config: Config, name: str | None = None) -> int:
+    """Run a dispatcher until SIGTERM or SIGINT; gives the exit code.
+
+    Raises:
+        ConfigError: No engine is configured.
+        TransportError, ConnectionError: Kafka or Redis cannot be reached, or a topic is missing.
+        OffsetGone: Accepted records are not there any more.
+    """
+    if not config.engines:
+        message = "`engines`: no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
+        raise ConfigError(message)
+    transport, board = KafkaTransport(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    try:
+        await _reach(transport, board)
+        service = DispatcherService(config, transport, board, name or default_name("dispatcher"))
+        on_signals(service.stop)
+        await service.run()
+    finally:
+        await board.close()
+        await transport.close()
+    return 0
+
+
+async def work(config: Config, engine: str, name: str | None = None) -> int:
+    """Run a worker of an engine until SIGTERM or SIGINT; gives the exit code, ENGINE_DEAD when the engine died.
+
+    Raises:
+        ConfigError: The engine is not configured, or wrongly.
+        TransportError, ConnectionError: Kafka or Redis cannot be reached, or a topic is missing.
+        EngineError: The engine does not start.
+        OffsetGone: Accepted records are not there any more.
+    """
+    spec = config.engines.get(engine)
+    if spec is None:
+        known = ", ".join(sorted(config.engines)) or "none"
+        message = f"`engines.{engine}`: no such engine is configured: known are {known}"
+        raise ConfigError(message)
+    try:
+        made = load(spec.kind, spec)
+    except ConfigError as error:
+        message = f"`engines.{engine}`: {error}"
+        raise ConfigError(message) from None
+    transport, board = KafkaTransport(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    try:
+        await _reach(transport, board)
+        worker = Worker(config, engine, made, transport, board, name or default_name(engine))
+        on_signals(worker.stop)
+        await worker.run()
+    finally:
+        await board.close()
+        await transport.close()
+    return ENGINE_DEAD if worker.engine_died else 0
+
+
+def default_name(role: str) -> str:
+    """Name a process so that it is unique in its group and tells where it runs."""
+    return f"{role}-{socket.gethostname()}-{os.getpid()}"
+
+
+def on_signals(stop: Callable[[], None]) -> None:
+    """Leave in good order on SIGTERM and SIGINT; a second signal ends at once."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _stop_once, stop, number)
+
+
+def _stop_once(stop: Callable[[], None], number: int) -> None:
+    log.info("stopping signal=%s", signal.Signals(number).name)
+    asyncio.get_running_loop().remove_signal_handler(number)
+    stop()
+
+
+async def _reach(transport: KafkaTransport, board: StatusBoard) -> None:
+    async with asyncio.timeout(CHECK_S):
+        await asyncio.gather(transport.check(), board.check())
+
+
+def log_to_stderr(level: str) -> None:
+    """Write structured lines to stderr: time, logger, level, then `action key=value ...`."""
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("aiokafka").setLevel(max(logging.WARNING, logging.getLogger().level))
