@@ -129,7 +129,7 @@ def transformer_engine_config() -> EngineConfig | None:
 def cpu_environment(python: Path) -> dict[str, str]:
     """Give the variables under which vLLM runs well on a CPU and asks no model hub."""
     cores = os.cpu_count() or 1
-    found = sorted(python.parent.parent.glob("lib/python*/site-packages/**/libiomp5.so"))
+    found = sorted(python.parent.parent.glob("lib/**/libiomp5.so"))
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
         "VLLM_CPU_OMP_THREADS_BIND": f"0-{cores - 1}",
