@@ -107,7 +107,7 @@ def _decode(kind: type[T], value: bytes | None, content_type: str) -> T:
         raise InvalidMessage(message)
     if content_type == headers.MSGPACK:
         decoder: Any = _MSGPACK[kind]  # type: ignore[index]
-    elif content_type.partition(";")[0].strip().lower() in {headers.JSON, ""}:
+    elif content_type == headers.JSON or content_type.partition(";")[0].strip().lower() in {headers.JSON, ""}:
         decoder = _JSON[kind]  # type: ignore[index]
     else:
         message = f"header `{headers.CONTENT_TYPE}`: expected {headers.JSON} or {headers.MSGPACK}, got {content_type!r}"

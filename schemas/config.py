@@ -76,9 +76,8 @@ class HopConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     unfinished_max: Annotated[int, Meta(ge=1, le=400)] = 400
-    in_flight_max: Positive = 4_000
+    in_flight_max: Positive = 16_000
     in_flight_bytes_max: Positive = 256 * 2**20
-    commit_records_max: Positive = 2_000
     commit_timeout_ms: Positive = 20_000
 
 

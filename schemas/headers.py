@@ -54,4 +54,5 @@ def pack_number(value: int) -> bytes:
 
 def without(headers: Iterable[tuple[str, bytes]], *names: str) -> Headers:
     """Give the headers without those of the given names."""
-    return tuple(h for h in headers if h[0] not in names)
+    kept = [h for h in headers if h[0] not in names]
+    return tuple(kept)

@@ -83,9 +83,9 @@ class InferenceRequest(Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         """Refuse none or several of the three inputs."""
-        given = [n for n in ("prompt", "messages", "input_tokens") if getattr(self, n) is not None]
-        if len(given) == 1:
+        if (self.prompt is not None) + (self.messages is not None) + (self.input_tokens is not None) == 1:
             return
+        given = [n for n in ("prompt", "messages", "input_tokens") if getattr(self, n) is not None]
         if given:
             msg = f"`{given[1]}` cannot stand beside `{given[0]}`: give exactly one of `prompt`, `messages` and `input_tokens`"
         else:

@@ -25,7 +25,7 @@ class Outputs:
 
     def forward(self, topic: str, partition: int | None, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
         """The request on its next topic: its own bytes and headers, and the envelope beside them."""
-        kept = headers.without(request_headers, headers.ENVELOPE)
+        kept = headers.without(request_headers, headers.ENVELOPE) if request_headers else ()
         with_envelope = (*kept, (headers.ENVELOPE, codecs.encode_envelope(envelope)))
         return Outgoing(topic, value, envelope.id.encode(), with_envelope, partition)
 

@@ -34,7 +34,7 @@ def admit(record: Record, service_class: ServiceClass, value_bytes_max: int) -> 
         value_bytes_max: Larger values are refused unread.
     """
     value = record.value or b""
-    content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
+    content_type = (headers.text(record.headers, headers.CONTENT_TYPE) if record.headers else None) or headers.JSON
     try:
         if len(value) > value_bytes_max:
             message = f"the record's value has {len(value)} bytes: at most {value_bytes_max} are taken"
@@ -70,7 +70,7 @@ def readmit(record: Record) -> Item | Refused:
 
 def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
     tokens = len(request.input_tokens) if request.input_tokens else len(record.value or b"") / BYTES_PER_TOKEN
-    excluded = tuple(sorted(envelope.excluded.items()))
+    excluded = tuple(sorted(envelope.excluded.items())) if envelope.excluded else ()
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),
         envelope=envelope,
@@ -78,5 +78,5 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
         cost=tokens + request.max_output_tokens,
         deadline_ms=int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS,
         value=record.value or b"",
-        headers=headers.without(record.headers, headers.ENVELOPE),
+        headers=headers.without(record.headers, headers.ENVELOPE) if record.headers else (),
     )

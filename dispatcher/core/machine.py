@@ -49,10 +49,11 @@ class Dispatcher:
 
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take in what happened; give what is to be done."""
-        if isinstance(event, Arrived):
-            return self._arrived(event.item, now_ms)
-        if isinstance(event, Sent):
-            self._sent(event.work, event.offset)
+        kind = type(event)
+        if kind is Arrived:
+            return self._arrived(event.item, now_ms)  # type: ignore[union-attr]
+        if kind is Sent:
+            self._sent(event.work, event.offset)  # type: ignore[union-attr]
         elif isinstance(event, StatusSeen):
             self._fleet.seen(event.status, now_ms)
         elif isinstance(event, Dropped):

@@ -48,6 +48,7 @@ class LeastLoaded:
             pool = self._pools.setdefault(config.pool(name), _Pool(config.pool(name), engine.kind, set()))
             pool.models |= {engine.model, *engine.aliases}
         self._kinds = {pool.kind for pool in self._pools.values()}
+        self._models = {model for pool in self._pools.values() for model in pool.models}
         self._tiers: dict[tuple[str, str, str], tuple[tuple[str, ...], ...]] = {}
 
     def tiers(self, demand: Demand) -> tuple[tuple[str, ...], ...]:
@@ -62,8 +63,10 @@ class LeastLoaded:
 
     def refusal(self, demand: Demand) -> ErrorInfo | None:
         """Say why no engine will ever serve the demand, or None."""
-        models = sorted({m for pool in self._pools.values() for m in pool.models})
-        if demand.model != AUTO and demand.model not in models:
+        if demand[:3] in self._tiers:
+            return None
+        if demand.model != AUTO and demand.model not in self._models:
+            models = sorted(self._models)
             message = f"no engine serves model {demand.model!r}: known are {', '.join(models)}"
             return ErrorInfo(ErrorCode.MODEL_NOT_FOUND, message, "model")
         if demand.hint not in {AUTO, *self._kinds}:
@@ -86,6 +89,8 @@ class LeastLoaded:
 
     def final_error(self, item: Item, fleet: Fleet) -> ErrorInfo | None:
         """After a context overflow: its error, unless an untried engine that may serve has more context."""
+        if not item.envelope.route:
+            return None
         overflowed = [a for a in item.envelope.route if a.error is not None and a.error.code is ErrorCode.CONTEXT_OVERFLOW]
         if not overflowed:
             return None
