@@ -1,17 +1,19 @@
 """Stands between the supervisor and one program, and leaves nothing behind whoever is killed.
 
-    guard.py --log FILE --log-bytes N --grace S -- PROGRAM ARGUMENTS...
+    guard.py --log FILE --log-bytes N --grace S [--hold FILE] -- PROGRAM ARGUMENTS...
 
 The supervisor holds the other end of standard input. When it closes (the supervisor is gone) or on SIGTERM the program
 gets SIGTERM, and after the grace everything that came from it gets SIGKILL. The same when the program ends or is
 killed: its own children never outlive it. On Linux the guard adopts orphans, so even those that went into a session of
 their own are found, and the program dies with its guard. The first line on standard output is the program's pid; its
-output goes to the log, which is turned over at its bound. This file needs the standard library only.
+output goes to the log, which is turned over at its bound. A shared lock on the file to hold tells the next start
+whether anything of an earlier one still lives. This file needs the standard library only.
 """
 
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import selectors
 import signal
@@ -173,7 +175,10 @@ class Guard:
 
     def _end(self, grace_s: float) -> None:
         deadline = time.monotonic() + grace_s
-        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+        if self._deadline is not None:  # asked already: a second signal would mean something else to the program
+            self._deadline = min(deadline, self._deadline)
+            return
+        self._deadline = deadline
         with contextlib.suppress(ProcessLookupError):
             self._program.send_signal(signal.SIGTERM)
 
@@ -192,8 +197,12 @@ def main() -> int:
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--log-bytes", type=int, required=True)
     parser.add_argument("--grace", type=float, required=True)
+    parser.add_argument("--hold", type=Path)
     parser.add_argument("program", nargs="+")
     given = parser.parse_args()
+    if given.hold is not None:
+        held = given.hold.open("a")  # let go when this process ends
+        fcntl.flock(held, fcntl.LOCK_SH)
     log = Log(given.log, given.log_bytes)
     try:
         guard = Guard(given.program, log, given.grace)

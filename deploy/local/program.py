@@ -30,6 +30,7 @@ class Program(Struct, frozen=True):
         env: Set on top of the environment.
         unset: Taken out of the environment.
         cwd: Where it runs; nothing is read from there.
+        hold: File that its guard keeps locked, shared, while it lives.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Program(Struct, frozen=True):
     env: dict[str, str] = field(default_factory=dict)
     unset: list[str] = field(default_factory=list)
     cwd: str = "/"
+    hold: str | None = None
 
 
 class Running:
@@ -50,10 +52,13 @@ class Running:
 
     def __init__(self, program: Program) -> None:
         self.program = program
+        self._is_asked = False
         log = Path(program.log)
         log.parent.mkdir(parents=True, exist_ok=True)
         env = {name: value for name, value in os.environ.items() if name not in program.unset} | program.env
         limits = ["--log", program.log, "--log-bytes", str(LOG_BYTES_MAX), "--grace", str(program.grace_s)]
+        if program.hold is not None:
+            limits += ["--hold", program.hold]
         argv = [sys.executable, "-I", "-S", guard.__file__, *limits, "--", *program.argv]
         with log.open("ab") as errors:
             self._guard = subprocess.Popen(
@@ -95,8 +100,9 @@ class Running:
         return code if code >= 0 else 128 - code
 
     def end(self) -> None:
-        """Ask it to stop, and do not wait."""
-        if self._guard.poll() is None:
+        """Ask it to stop, once (to many a second signal means: at once), and do not wait."""
+        if not self._is_asked and self._guard.poll() is None:
+            self._is_asked = True
             self._guard.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:

@@ -1,0 +1,200 @@
+"""The whole stack: up, down, status. What the command line does, for programs."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from deploy.local.cache import locked
+from deploy.local.errors import LocalStackError, NotReady, NotRunning
+from deploy.local.home import Home, State, home_path
+from deploy.local.plan import Plan, Report, Wanted, make_plan, worker_name
+from deploy.local.supervisor import read_statuses
+from schemas.config import Config, load_config
+
+UP_S = 600.0  # a model on a busy machine
+DOWN_S = 120.0
+UP_LOCK_S = 900.0
+SPAWN_S = 60.0
+LEFTOVERS_S = 30.0
+POLL_S = 0.1
+LOG_BYTES_MAX = 8 * 2**20
+
+
+def up(
+    home: Path | None = None, wanted: Wanted | None = None, *, limit_s: float = UP_S, report: Report = lambda _: None
+) -> dict[str, Any]:
+    """Start a stack, and wait until all of it answers. Where one runs already, nothing is changed.
+
+    Args:
+        home: Its folder; see `home_path`.
+        wanted: Engines, addresses that are there already, and so on.
+        limit_s: How long its parts may take to answer; fetching them is not counted.
+        report: Is told of each step in one line.
+
+    Returns:
+        What `status` gives.
+
+    Raises:
+        ConfigError: The configuration or an engine's name is wrong.
+        LocalStackError: A part cannot be had, or does not answer; then nothing is left running.
+    """
+    place = Home(home_path(home))
+    place.make()
+    with locked(place.up_lock, UP_LOCK_S):
+        if place.is_supervised():
+            state = _wait_up(place, limit_s, report)
+            report(f"a stack runs already in {place.root}, with {_told(state)}; `forebay local down` first to change it")
+            return status(place.root)
+        with locked(place.guards_lock, LEFTOVERS_S):
+            pass  # what an earlier, killed supervisor left has ended
+        plan = make_plan(place, wanted or Wanted(), place.read_state(), report)
+        for note in plan.notes:
+            report(note)
+        place.state.unlink(missing_ok=True)
+        try:
+            _spawn(place, plan)
+            _wait_up(place, limit_s, report)
+        except BaseException:
+            _stop(place, DOWN_S)
+            raise
+    return status(place.root)
+
+
+def down(home: Path | None = None, *, limit_s: float = DOWN_S) -> bool:
+    """Stop a stack in good order; its data stays.
+
+    Returns:
+        Whether one ran.
+
+    Raises:
+        LocalStackError: It does not stop within `limit_s`.
+    """
+    place = Home(home_path(home))
+    if not place.is_supervised():
+        return False
+    _stop(place, limit_s)
+    return True
+
+
+def status(home: Path | None = None) -> dict[str, Any]:
+    """Tell what runs: addresses, delivery, engines with their workers, and the programs behind them.
+
+    Raises:
+        NotRunning: Nothing runs in this home.
+        ConfigError: The configuration was made unreadable since.
+    """
+    place = Home(home_path(home))
+    state = place.read_state()
+    if state is None or not place.is_supervised():
+        message = f"no stack runs in {place.root}: `forebay local up` starts one"
+        raise NotRunning(message)
+    config = load_config(place.config, os.environ)
+    return {
+        "kafka": state.kafka,
+        "redis": state.redis,
+        "delivery": state.delivery,
+        "engines": _engines(state, config),
+        "home": state.home,
+        "broker": state.broker,
+        "phase": state.phase,
+        "config": str(place.config),
+        "notes": state.notes,
+        "programs": [msgspec.to_builtins(program) for program in state.programs],
+    }
+
+
+def _engines(state: State, config: Config) -> list[dict[str, Any]]:
+    known = {(one.engine, one.worker): one for one in read_statuses(config)}
+    programs = {program.name: program for program in state.programs}
+    engines = []
+    for name, wanted in state.engines.items():
+        engine = config.engines[name]
+        workers = []
+        for program_name in wanted:
+            program = programs.get(program_name)
+            pid = program.pid if program else None
+            worker = worker_name(name, pid) if pid else program_name
+            said = known.get((name, worker)) if pid else None
+            workers.append(
+                {
+                    "worker": worker,
+                    "pid": pid,
+                    "is_healthy": said is not None and said.is_healthy,
+                    "slots": said.slots if said else engine.slots,
+                    "running": said.running if said else 0,
+                    "restarts": program.restarts if program else 0,
+                }
+            )
+        pool = config.pool(name)
+        engines.append({"name": name, "kind": engine.kind, "pool": pool, "model": engine.model, "workers": workers})
+    return engines
+
+
+def _spawn(place: Home, plan: Plan) -> None:
+    """Start the supervisor; when this returns it holds the home's lock."""
+    log = place.logs / "supervisor.log"
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        log.replace(log.with_name(log.name + ".1"))
+    with log.open("ab") as out:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "deploy.local.supervisor"],
+            input=msgspec.json.encode(plan),
+            stdout=out,
+            stderr=out,
+            cwd=place.root,
+            env={name: value for name, value in os.environ.items() if name not in plan.ensure.unset},
+            start_new_session=True,
+            timeout=SPAWN_S,
+            check=False,
+        )
+    if done.returncode:
+        message = f"the supervisor does not start: see {log}"
+        raise NotReady(message)
+
+
+def _wait_up(place: Home, limit_s: float, report: Report) -> State:
+    deadline = time.monotonic() + limit_s
+    said = ""
+    while True:
+        gone = not place.is_supervised()  # asked first: what it said last is read after its end
+        state = place.read_state()
+        if state is not None and state.phase == "running" and not gone:
+            return state
+        if state is not None and state.phase == "starting" and state.waits_for not in {"", said}:
+            said = state.waits_for
+            report(f"waiting for {said}")
+        if gone:
+            message = (state.error if state else None) or f"the supervisor ended: see {place.logs / 'supervisor.log'}"
+            raise NotReady(message)
+        if time.monotonic() >= deadline:
+            message = f"{said or 'the stack'} did not answer within {limit_s:.0f} s: see the logs in {place.logs}"
+            raise NotReady(message)
+        time.sleep(POLL_S)
+
+
+def _stop(place: Home, limit_s: float) -> None:
+    """Ask the supervisor to stop everything, and wait for it; what it holds while it lives is its lock."""
+    deadline = time.monotonic() + limit_s
+    is_asked = False
+    while place.is_supervised():
+        state = place.read_state()
+        if state is not None and not is_asked:
+            is_asked = True
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(state.pid, signal.SIGTERM)
+        if time.monotonic() >= deadline:
+            message = f"the stack in {place.root} does not stop within {limit_s:.0f} s: see {place.logs / 'supervisor.log'}"
+            raise LocalStackError(message)
+        time.sleep(POLL_S)
+
+
+def _told(state: State) -> str:
+    names = ", ".join(f"{name} ({len(workers)})" for name, workers in state.engines.items())
+    return f"the engines {names}" if names else "no engines"
