@@ -1,0 +1,182 @@
+"""The dispatcher's machine: who is served by whom, when, and what is refused."""
+
+from broker.transport.protocol import Record
+from dispatcher.core import Arrived, Dispatcher, Dropped, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.core.routing import LeastLoaded
+from schemas import EngineStatus, ErrorInfo, RouteAttempt, codecs, headers, parse_config
+from schemas.errors import ErrorCode
+from schemas.messages import Envelope
+
+CONFIG = parse_config(
+    {
+        "engines": {
+            "llama": {"kind": "transformer", "model": "llama", "aliases": ["fast"]},
+            "mamba": {"kind": "ssm", "model": "mamba"},
+            "mixtral": {"kind": "moe", "model": "mixtral"},
+            "play": {"kind": "sim", "model": "play"},
+        }
+    }
+)
+NOW = 1_000_000
+
+
+def record(value, offset=0, record_headers=(), topic="forebay.requests.batch"):
+    return Record(topic, 0, offset, None, value, tuple(record_headers), NOW)
+
+
+def request(offset=0, **fields):
+    body = {"id": f"r{offset}", "prompt": "hello", **fields}
+    import msgspec  # noqa: PLC0415
+
+    return admit(record(msgspec.json.encode(body), offset), "batch", 1 << 20)
+
+
+def status(pool, worker="w1", **fields):
+    kinds = {name: spec.kind for name, spec in CONFIG.engines.items()}
+    plain = {"epoch": 1, "updated_at_ms": NOW, "partitions": [0, 3], "slots": 2, "max_context": 4_096}
+    return EngineStatus(engine=pool, kind=kinds[pool], pool=pool, worker=worker, **{**plain, **fields})
+
+
+def machine(*statuses):
+    made = Dispatcher(CONFIG)
+    for one in statuses:
+        made.handle(StatusSeen(one), NOW)
+    return made
+
+
+def decide(made, *items, now=NOW):
+    effects = []
+    for one in items:
+        effects += made.handle(Arrived(one), now)
+    return effects + made.handle(Tick(), now)
+
+
+def test_a_request_goes_to_the_lowest_partition_of_a_worker_that_serves_its_model():
+    (effect,) = decide(machine(status("llama"), status("mamba")), request(model="mamba"))
+    assert isinstance(effect, Forward)
+    assert (effect.pool, effect.worker, effect.partition) == ("mamba", "w1", 0)
+
+
+def test_nothing_leaves_while_nobody_has_room_and_all_goes_on_once_somebody_has():
+    made = machine(status("llama"))
+    effects = decide(made, *(request(n, model="llama", fallback="none") for n in range(10)))
+    assert len(effects) == 3  # 1.5 times two slots
+    for n, effect in enumerate(effects):
+        made.handle(Sent(effect.item.work, n), NOW)
+    assert made.handle(Tick(), NOW) == []
+    made.handle(StatusSeen(status("llama", updated_at_ms=NOW + 1, positions={0: 3}, running=1)), NOW + 1)
+    assert len(made.handle(Tick(), NOW + 1)) == 2
+    assert made.queued == 5
+
+
+def test_load_counts_what_was_sent_since_the_snapshot_and_what_was_read_only_once():
+    made = machine(status("llama", slots=4))
+    effects = decide(made, *(request(n, model="llama") for n in range(4)))
+    for n, effect in enumerate(effects):
+        made.handle(Sent(effect.item.work, n), NOW)
+    made.handle(StatusSeen(status("llama", slots=4, updated_at_ms=NOW + 1, positions={0: 2}, running=2)), NOW + 1)
+    assert len(decide(made, *(request(10 + n, model="llama") for n in range(9)), now=NOW + 1)) == 2  # 6 - 2 running - 2 unread
+
+
+def test_a_stale_or_unhealthy_worker_is_sent_nothing():
+    made = machine(status("llama"))
+    assert decide(made, request(model="llama"), now=NOW + 10_000) == []
+    assert decide(machine(status("llama", is_healthy=False)), request(model="llama")) == []
+    assert decide(machine(status("llama", partitions=[])), request(model="llama")) == []
+
+
+def test_a_full_engine_is_stood_in_for_as_far_as_fallback_allows():
+    made = machine(status("llama", slots=1), status("mixtral"), status("play"))
+    pools = [e.pool for e in decide(made, *(request(n, model="llama") for n in range(9)))]
+    assert pools[0] == "llama"
+    assert set(pools[1:]) == {"mixtral"}
+    made = machine(status("llama", slots=1), status("mixtral"))
+    assert [e.pool for e in decide(made, *(request(n, model="llama", fallback="same_model") for n in range(9)))] == ["llama"]
+
+
+def test_a_simulated_engine_answers_only_who_asks_for_it():
+    assert decide(machine(status("play")), request()) == []
+    assert [e.pool for e in decide(machine(status("play")), request(model="play"))] == ["play"]
+    assert [e.pool for e in decide(machine(status("play")), request(routing_hint="sim"))] == ["play"]
+
+
+def test_a_hint_is_a_preference():
+    (effect,) = decide(machine(status("llama"), status("mamba")), request(routing_hint="ssm"))
+    assert effect.pool == "mamba"
+    (effect,) = decide(machine(status("llama")), request(routing_hint="ssm"))
+    assert effect.pool == "llama"
+
+
+def test_what_nobody_serves_is_refused_by_name():
+    policy = LeastLoaded(CONFIG)
+    assert policy.refusal(request(model="gpt").demand).code is ErrorCode.MODEL_NOT_FOUND
+    assert policy.refusal(request(routing_hint="tpu").demand).param == "routing_hint"
+    assert policy.refusal(request(model="fast").demand) is None
+    assert policy.refusal(request(model="llama", routing_hint="ssm", fallback="none").demand) is not None
+
+
+def test_a_full_demand_does_not_hold_up_another():
+    made = machine(status("llama", slots=1), status("mamba"))
+    items = [request(n, model="llama", fallback="none") for n in range(5)] + [request(9, model="mamba", fallback="none")]
+    assert [e.pool for e in decide(made, *items)] == ["llama", "mamba"]
+
+
+def test_a_passed_deadline_ends_a_request_that_waits():
+    made = machine()
+    assert decide(made, request(deadline="1970-01-01T00:20:00Z")) == []
+    (effect,) = made.handle(Tick(), 1_200_000)
+    assert isinstance(effect, Finish)
+    assert effect.status == "expired"
+
+
+def test_a_dropped_request_is_never_forwarded():
+    made = machine()
+    one = request(model="llama")
+    decide(made, one)
+    made.handle(Dropped(one.work), NOW)
+    made.handle(StatusSeen(status("llama")), NOW)
+    assert made.handle(Tick(), NOW) == []
+    assert made.queued == 0
+
+
+def retry(offset=0, **fields):
+    envelope = Envelope("r", "t", "batch", ("forebay.requests.batch", 0, 0), NOW, **fields)
+    value = b'{"prompt":"hello","fallback":"same_model","model":"llama"}'
+    carried = [(headers.ENVELOPE, codecs.encode_envelope(envelope))]
+    return readmit(record(value, offset, carried, "forebay.retries"))
+
+
+def test_a_retry_waits_for_its_time_and_passes_over_the_engine_that_handed_it_back():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 500)) == []
+    assert len(made.handle(Tick(), NOW + 500)) == 1
+    assert decide(machine(status("llama")), retry(excluded={"llama": 1})) == []
+    assert len(decide(machine(status("llama", epoch=2)), retry(excluded={"llama": 1}))) == 1
+
+
+def test_a_context_overflow_is_final_only_when_nobody_has_more():
+    overflow = ErrorInfo(ErrorCode.CONTEXT_OVERFLOW, "9000 tokens, 4096 fit")
+    route = [RouteAttempt("llama", "w1", "retried", overflow)]
+    (effect,) = decide(machine(status("llama")), retry(route=route, excluded={"llama": 1}))
+    assert isinstance(effect, Finish)
+    assert effect.error is overflow or effect.error.message == overflow.message
+
+
+def test_a_request_handed_back_too_often_fails():
+    (effect,) = decide(machine(status("llama")), retry(hop=CONFIG.dispatcher.max_hops))
+    assert effect.status == "failed"
+
+
+def test_admission_names_the_field_and_keeps_what_can_be_read():
+    refused = admit(record(b'{"id":"x","tenant":"t","prompt":"a","top_p":1}'), "batch", 1 << 20)
+    assert isinstance(refused, Refused)
+    assert (refused.id, refused.tenant, refused.error.param) == ("x", "t", "top_p")
+    huge = admit(record(b'{"id":"x","prompt":"' + b"a" * 500 + b'"}'), "batch", 100)
+    assert huge.id == "x"
+    assert "at most 100" in huge.error.message
+
+
+def test_a_record_without_an_id_always_gets_the_same_one():
+    one, same, other = (admit(record(b'{"prompt":"a"}', n), "batch", 100) for n in (1, 1, 2))
+    assert one.envelope.id == same.envelope.id != other.envelope.id

@@ -1,0 +1,102 @@
+"""The worker's pure parts: who runs, and what becomes of a failed run."""
+
+import pytest
+
+from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
+from engine_consumers.core.outcome import Retry, Runner, Terminal, after_failure
+from schemas import ErrorInfo
+from schemas.config import DispatcherConfig
+from schemas.errors import ErrorCode
+from schemas.messages import Envelope
+
+RUNNER = Runner("llama", "llama", "w1", epoch=7)
+CONFIG = DispatcherConfig()
+NOW = 1_000_000
+
+
+def envelope(**fields):
+    return Envelope("r", "t", "batch", ("forebay.requests.batch", 0, 0), NOW, **fields)
+
+
+def test_slots_are_given_by_class_then_deadline_then_age():
+    machine = Lifecycle(slots=1)
+    assert machine.handle(Taken(1, order("batch", 10, 0))) == [Run(1)]
+    for ticket, rank in ((2, order("batch", 5, 0)), (3, order("interactive", 99, 5)), (4, order("interactive", 99, 4))):
+        assert machine.handle(Taken(ticket, rank)) == []
+    order_of_runs = []
+    running = 1
+    for _ in range(3):
+        (effect,) = machine.handle(Ended(running))
+        running = effect.ticket
+        order_of_runs.append(running)
+    assert order_of_runs == [4, 3, 2]
+
+
+def test_a_dropped_run_holds_its_slot_until_it_has_ended():
+    machine = Lifecycle(slots=1)
+    machine.handle(Taken(1, order("batch", 0, 0)))
+    machine.handle(Taken(2, order("batch", 0, 1)))
+    assert machine.handle(Dropped(1)) == [Abort(1)]
+    assert machine.running == 1
+    assert machine.handle(Ended(1)) == [Run(2)]
+
+
+def test_a_request_dropped_while_it_waits_never_runs():
+    machine = Lifecycle(slots=1)
+    machine.handle(Taken(1, order("batch", 0, 0)))
+    machine.handle(Taken(2, order("batch", 0, 1)))
+    assert machine.handle(Dropped(2)) == []
+    assert machine.waiting == 0
+    assert machine.handle(Ended(1)) == []
+
+
+@pytest.mark.parametrize("code", [ErrorCode.UNHEALTHY, ErrorCode.CAPACITY_EXCEEDED, ErrorCode.PREEMPTED, ErrorCode.CONTEXT_OVERFLOW])
+def test_an_engine_that_cannot_is_not_the_requests_fault(code):
+    verdict = after_failure(envelope(attempts=2), ErrorInfo(code, "no"), RUNNER, CONFIG, NOW)
+    assert isinstance(verdict, Retry)
+    assert verdict.envelope.attempts == 2
+    assert verdict.envelope.hop == 1
+    assert verdict.envelope.excluded == {"llama": 7}
+    assert verdict.envelope.received_at_ms == NOW
+
+
+def test_its_own_failures_are_tried_again_later_and_bounded():
+    seen, now = envelope(), NOW
+    waits = []
+    for _ in range(CONFIG.max_attempts - 1):
+        verdict = after_failure(seen, ErrorInfo(ErrorCode.INTERNAL, "broke"), RUNNER, CONFIG, now)
+        assert isinstance(verdict, Retry)
+        seen = verdict.envelope
+        waits.append(seen.not_before_ms - now)
+    assert waits == sorted(waits)
+    assert all(CONFIG.retry_backoff_ms // 2 <= w <= 2 * CONFIG.retry_backoff_ms * 2 for w in waits)
+    last = after_failure(seen, ErrorInfo(ErrorCode.INTERNAL, "broke"), RUNNER, CONFIG, now)
+    assert isinstance(last, Terminal)
+    assert (last.status, last.dead_letter) == ("failed", True)
+    assert len(last.route) == CONFIG.max_attempts
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ErrorCode.INVALID_REQUEST, "rejected"),
+        (ErrorCode.MODEL_NOT_FOUND, "rejected"),
+        (ErrorCode.CANCELLED, "cancelled"),
+        (ErrorCode.EXPIRED, "expired"),
+        (ErrorCode.POISON, "failed"),
+    ],
+)
+def test_the_clients_own_faults_are_final(code, status):
+    verdict = after_failure(envelope(), ErrorInfo(code, "no", "prompt"), RUNNER, CONFIG, NOW)
+    assert isinstance(verdict, Terminal)
+    assert verdict.status == status
+    assert verdict.dead_letter == (status == "failed")
+
+
+def test_the_jitter_repeats_for_a_request_and_differs_between_requests():
+    def wait(name):
+        sent = Envelope(name, "t", "batch", ("x", 0, 0), NOW, attempts=0)
+        return after_failure(sent, ErrorInfo(ErrorCode.INTERNAL, "x"), RUNNER, CONFIG, NOW).envelope.not_before_ms
+
+    assert wait("a") == wait("a")
+    assert len({wait(f"r{n}") for n in range(50)}) > 10
