@@ -37,12 +37,21 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             message = f"{module}.{attribute} is not a command"
             raise TypeError(message)
-        return command
+        return _readable(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+def _readable(command: click.Command) -> click.Command:
+    r"""Turn the `\b` of raw docstrings into the character by which click keeps an example's lines apart."""
+    command.help = (command.help or "").replace("\\b\n", "\b\n")
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            _readable(below)
+    return command
 
 
 def _version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's signature
@@ -65,4 +74,5 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
+    _readable(cli)
     guarded(lambda: cli.main(prog_name="forebay", standalone_mode=False))

@@ -163,8 +163,11 @@ def guarded(command: Callable[[], object]) -> NoReturn:
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         _end(128 + signal.SIGINT)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        _end(error.exit_code)
+    except click.ClickException as error:
+        _tell_usage(error)
         _end(error.exit_code)
     except click.exceptions.Exit as error:
         _end(error.exit_code)
@@ -175,6 +178,12 @@ def guarded(command: Callable[[], object]) -> NoReturn:
         tell(error)
         _end(EXIT_ERROR)
     _end(0)
+
+
+def _tell_usage(error: click.ClickException) -> None:
+    text = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    click.echo(f"forebay: {text}" + (f" See `{context.command_path} --help`." if context else ""), err=True)
 
 
 def _terminated(number: int, _frame: object) -> NoReturn:
