@@ -3,11 +3,11 @@
 import asyncio
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable
 
-from broker.transport.kafka import KafkaTransport
+from broker.transport.connect import connect
+from broker.transport.protocol import Transport
 from dispatcher.service import DispatcherService
 from engine_consumers.errors import ENGINE_DEAD
 from engine_consumers.registry import load
@@ -18,11 +18,12 @@ from schemas.errors import ConfigError
 
 log = logging.getLogger("forebay.process")
 
+OnStop = Callable[[Callable[[], None]], None]  # told what to call when the process is to leave in good order
 CHECK_S = 14.0  # to find out that Kafka or Redis is not there
 
 
-async def dispatch(config: Config, name: str | None = None) -> int:
-    """Run a dispatcher until SIGTERM or SIGINT; gives the exit code.
+async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> int:
+    """Run a dispatcher until it is stopped; gives the exit code.
 
     Raises:
         ConfigError: No engine is configured.
@@ -32,11 +33,11 @@ async def dispatch(config: Config, name: str | None = None) -> int:
     if not config.engines:
         message = "`engines`: no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
         raise ConfigError(message)
-    transport, board = KafkaTransport(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     try:
         await _reach(transport, board)
         service = DispatcherService(config, transport, board, name or default_name("dispatcher"))
-        on_signals(service.stop)
+        on_stop(service.stop)
         await service.run()
     finally:
         await board.close()
@@ -44,8 +45,8 @@ async def dispatch(config: Config, name: str | None = None) -> int:
     return 0
 
 
-async def work(config: Config, engine: str, name: str | None = None) -> int:
-    """Run a worker of an engine until SIGTERM or SIGINT; gives the exit code, ENGINE_DEAD when the engine died.
+async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = None) -> int:
+    """Run a worker of an engine until it is stopped; gives the exit code, ENGINE_DEAD when the engine died.
 
     Raises:
         ConfigError: The engine is not configured, or wrongly.
@@ -63,11 +64,11 @@ async def work(config: Config, engine: str, name: str | None = None) -> int:
     except ConfigError as error:
         message = f"`engines.{engine}`: {error}"
         raise ConfigError(message) from None
-    transport, board = KafkaTransport(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     try:
         await _reach(transport, board)
         worker = Worker(config, engine, made, transport, board, name or default_name(engine))
-        on_signals(worker.stop)
+        on_stop(worker.stop)
         await worker.run()
     finally:
         await board.close()
@@ -80,20 +81,7 @@ def default_name(role: str) -> str:
     return f"{role}-{socket.gethostname()}-{os.getpid()}"
 
 
-def on_signals(stop: Callable[[], None]) -> None:
-    """Leave in good order on SIGTERM and SIGINT; a second signal ends at once."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop_once, stop, number)
-
-
-def _stop_once(stop: Callable[[], None], number: int) -> None:
-    log.info("stopping signal=%s", signal.Signals(number).name)
-    asyncio.get_running_loop().remove_signal_handler(number)
-    stop()
-
-
-async def _reach(transport: KafkaTransport, board: StatusBoard) -> None:
+async def _reach(transport: Transport, board: StatusBoard) -> None:
     async with asyncio.timeout(CHECK_S):
         await asyncio.gather(transport.check(), board.check())
 
