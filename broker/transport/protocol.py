@@ -91,7 +91,11 @@ class Consumer(Protocol):
         """Set the next offset to read; False where the partition is not ours any more."""
 
     async def committed(self, partition: TopicPartition) -> Committed | None:
-        """Read the group's committed position, after whatever transaction was open has been settled by an outbox."""
+        """Read the group's committed position.
+
+        Up to date only after an outbox of the partition was opened: that settles what is open, and what was committed
+        a moment ago may still be on its way to the group.
+        """
 
     async def still_member(self) -> bool:
         """Ask the group whether it still knows us as a member of the current generation (one heartbeat).

@@ -216,7 +216,8 @@ class Control:
 
     async def _stable(self, client: AIOKafkaClient, node: int, tp: TopicPartition, near: int) -> int:
         """Read the last stable offset from what comes with a fetch."""
-        fetch = FetchRequest(0, 0, 1, _READ_COMMITTED, [(tp.topic, [(tp.partition, near, 1)])])
+        size = self._config.record_bytes_max
+        fetch = FetchRequest(1, 1, size, _READ_COMMITTED, [(tp.topic, [(tp.partition, near, size)])])
         response = await client.send(node, fetch)
         ((_, ((_, code, _, stable, *_),)),) = response.topics
         _must_be_led(code, tp)
