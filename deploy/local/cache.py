@@ -46,7 +46,7 @@ def make_once(name: str, make: Callable[[Path], None], *, root: Path | None = No
         with locked(home / "locks" / f"{name.replace('/', '-')}.lock", LOCK_S):
             if not entry.is_dir():
                 _fill(entry, make)
-    except PermissionError as error:
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
         message = f"cannot write the cache {home} ({error.strerror}): set FOREBAY_CACHE to a folder of your own"
         raise LocalStackError(message) from None
     return entry

@@ -97,6 +97,11 @@ class Log:
             self._bytes += len(data)
 
 
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
 class Guard:
     """Runs one program to its end."""
 
