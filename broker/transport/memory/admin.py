@@ -42,7 +42,6 @@ class MemoryAdmin:
 
     async def owned(self, group: str) -> dict[TopicPartition, str]:
         """See the protocol."""
-
         found = self._cluster.group(group)
 
         def read() -> dict[TopicPartition, str]:
