@@ -1,1 +1,21 @@
-"""Part of Forebay: broker."""
+"""The client's side of Forebay: `Client`, its synchronous facade, and what they give."""
+
+from broker.assembly import StreamRestarted
+from broker.client import Client
+from broker.errors import ClientClosed, ClientError, ClientTimeout, TooManyWaiting
+from broker.subscription import Found, Subscription
+from broker.sync import SyncClient
+from broker.waiting import ResultStream
+
+__all__ = [
+    "Client",
+    "ClientClosed",
+    "ClientError",
+    "ClientTimeout",
+    "Found",
+    "ResultStream",
+    "StreamRestarted",
+    "Subscription",
+    "SyncClient",
+    "TooManyWaiting",
+]

@@ -1,0 +1,67 @@
+"""What a caller gives, turned into the record that is sent: checked by the schema that the dispatcher checks it with."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import structs
+
+from schemas import codecs, headers
+from schemas.errors import InvalidMessage
+from schemas.ids import new_id
+from schemas.messages import InferenceRequest
+
+RequestLike = InferenceRequest | Mapping[str, Any] | str
+
+OVERHEAD_BYTES = 64 * 1024  # key, headers, and the envelope that is added on the way
+
+
+class Prepared(NamedTuple):
+    """A request that may be sent: with its id fixed, so that every retry of it is the same request."""
+
+    id: str
+    request: InferenceRequest
+    value: bytes
+
+
+def prepare(
+    given: RequestLike | None, fields: Mapping[str, Any], *, content_type: str = headers.JSON, record_bytes_max: int
+) -> Prepared:
+    """Check a request and write it.
+
+    Args:
+        given: A request, its fields, or just a prompt.
+        fields: Fields that stand beside it, and before its own.
+        content_type: How it is written.
+        record_bytes_max: The cluster takes no larger record.
+
+    Raises:
+        InvalidMessage: With one sentence and the path of the field at fault.
+    """
+    raw = {**_plain(given), **fields}
+    if raw.get("id") is None:
+        raw["id"] = new_id()
+    try:
+        value = msgspec.json.encode(raw)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        message = f"the request cannot be written as JSON: {error}"
+        raise InvalidMessage(message) from None
+    request = codecs.decode_ingress(value)
+    value = codecs.encode(request, content_type)
+    if len(value) > record_bytes_max - OVERHEAD_BYTES:
+        message = f"the request is {len(value)} bytes: expected at most {record_bytes_max - OVERHEAD_BYTES}"
+        raise InvalidMessage(message)
+    return Prepared(str(raw["id"]), request, value)
+
+
+def _plain(given: RequestLike | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if isinstance(given, str):
+        return {"prompt": given}
+    if isinstance(given, InferenceRequest):
+        return {name: value for name, value in structs.asdict(given).items() if value is not None}
+    if isinstance(given, Mapping):
+        return dict(given)
+    message = f"a request is an InferenceRequest, its fields, or a prompt; got {type(given).__name__}"
+    raise InvalidMessage(message)
