@@ -1,21 +1,17 @@
 """Bytes to messages and back: JSON by default, msgpack where the `content-type` header says so."""
 
-import re
 from typing import Any, TypeVar
 
 import msgspec
 
-from schemas import headers
+from schemas import faults, headers
 from schemas.errors import InvalidMessage
 from schemas.messages import EngineStatus, Envelope, InferenceRequest, InferenceResult, TokenChunk
 from schemas.strict import StrictRequest
 
 T = TypeVar("T")
 
-_PATH = re.compile(r" - at `(key` in `)?\$?\.?(?P<path>[^`]*)`$")
-_UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*?)`", re.DOTALL)
-_REQUIRED = re.compile(r"^Object missing required field `(?P<name>.*?)`", re.DOTALL)
-_FIRST_NAME = re.compile(r"^`(?P<name>\w+)`")
+invalid = faults.invalid  # what msgspec raised, as an error of ours
 _TYPES = (StrictRequest, InferenceRequest, InferenceResult, TokenChunk, EngineStatus)
 _JSON = {t: msgspec.json.Decoder(t) for t in _TYPES}
 _MSGPACK = {t: msgspec.msgpack.Decoder(t) for t in _TYPES}
@@ -25,8 +21,15 @@ _msgpack_encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: msgspec.Struct, content_type: str = headers.JSON) -> bytes:
-    """Write a message in the given content type."""
-    return _msgpack_encoder.encode(message) if content_type == headers.MSGPACK else _json_encoder.encode(message)
+    """Write a message in the given content type.
+
+    Raises:
+        InvalidMessage: A text holds half of a surrogate pair, which no encoding can write.
+    """
+    try:
+        return _msgpack_encoder.encode(message) if content_type == headers.MSGPACK else _json_encoder.encode(message)
+    except UnicodeEncodeError:
+        raise faults.unwritable(message) from None
 
 
 def decode_ingress(value: bytes | None, content_type: str = headers.JSON) -> InferenceRequest:
@@ -115,24 +118,5 @@ def _decode(kind: type[T], value: bytes | None, content_type: str) -> T:
     try:
         decoded: T = decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(error, content_type) from None
+        raise faults.misread(error, value, content_type, kind) from None
     return decoded
-
-
-def invalid(error: Exception, content_type: str = headers.JSON) -> InvalidMessage:
-    """Turn msgspec's error into ours: one sentence that begins with the field's path."""
-    text = str(error)
-    path = ""
-    if found := _PATH.search(text):
-        path, text = found["path"], text[: found.start()]
-    if isinstance(error, msgspec.ValidationError):
-        for pattern, wording in ((_UNKNOWN, "unknown field"), (_REQUIRED, "required field is missing")):
-            if found := pattern.match(text):
-                path, text = f"{path}.{found['name']}".lstrip("."), wording
-        if not path and (found := _FIRST_NAME.match(text)):
-            return InvalidMessage(text, found["name"])
-        return InvalidMessage(f"`{path}`: {text}" if path else text, path or None)
-    if isinstance(error, RecursionError):
-        text = "nested too deeply"
-    kind = "msgpack" if content_type == headers.MSGPACK else "JSON"
-    return InvalidMessage(f"not {kind}: {text}")

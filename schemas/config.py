@@ -1,7 +1,7 @@
 """The configuration: one `forebay.toml`, read once into frozen structs, any field overridden by the environment.
 
-`FOREBAY_KAFKA__BOOTSTRAP=host:9092` overrides `[kafka] bootstrap`; a value is read as TOML where it is TOML and as
-text otherwise. A bad value stops the start with its path and what was expected.
+`FOREBAY_KAFKA__BOOTSTRAP=host:9092` overrides `[kafka] bootstrap`; `environment.py` says how values are read. A bad value
+stops the start with its path and what was expected.
 """
 
 import tomllib
@@ -12,24 +12,26 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from schemas.codecs import invalid
-from schemas.errors import ConfigError
-from schemas.messages import EngineKind, Tenant
+from schemas.environment import cause, override
+from schemas.errors import ConfigError, InvalidMessage
+from schemas.faults import invalid
+from schemas.messages import RUN_HOPS_MAX, EngineKind, ModelName, Tenant
 
-Positive = Annotated[int, Meta(ge=1)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
 NotNegative = Annotated[int, Meta(ge=0)]
-PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+Weight = Annotated[float, Meta(gt=0, le=1_000_000)]
+Text = Annotated[str, Meta(min_length=1)]
 Delivery = Literal["exactly_once", "at_least_once"]
 
 DAY_MS = 86_400_000
-ENV_PREFIX = "FOREBAY_"
 
 
 class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """How to reach the cluster. The timeouts are those that a chaos run of 200,000 records was happy with."""
 
-    bootstrap: str = "127.0.0.1:9092"
+    bootstrap: Text = "127.0.0.1:9092"
     topic_prefix: Prefix = "forebay"
     delivery: Delivery = "exactly_once"
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
@@ -89,7 +91,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     status_stale_ms: Positive = 3_000
     status_poll_ms: Positive = 500
     max_attempts: Positive = 3
-    max_hops: Positive = 100
+    max_hops: Annotated[int, Meta(ge=1, le=RUN_HOPS_MAX)] = 100
     retry_backoff_ms: Positive = 500
     retry_backoff_ms_max: Positive = 30_000
     prompt_bytes_max: Positive = 4 * 2**20
@@ -120,7 +122,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: EngineKind
-    model: str = "sim"
+    model: ModelName = "sim"
     model_path: str | None = None
     pool: PoolName | None = None
     aliases: list[str] = field(default_factory=list)
@@ -134,14 +136,14 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
 class TenantConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """A tenant's share."""
 
-    weight: Annotated[float, Meta(gt=0, le=1_000_000)] = 1.0
+    weight: Weight = 1.0
 
 
 class ClassConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """The share of a service class; class weights stand above tenant weights."""
 
-    interactive_weight: Annotated[float, Meta(gt=0)] = 4.0
-    batch_weight: Annotated[float, Meta(gt=0)] = 1.0
+    interactive_weight: Weight = 4.0
+    batch_weight: Weight = 1.0
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,21 +172,26 @@ def load_config(path: Path | None, environ: Mapping[str, str]) -> Config:
     """Read the file, where one is given, and the environment's overrides.
 
     Raises:
-        ConfigError: Naming file, path and what was expected.
+        ConfigError: Naming the file or the variable, the path and what was expected.
     """
     raw: dict[str, Any] = {}
-    where = str(path) if path else "environment"
     if path:
         try:
-            raw = tomllib.loads(path.read_text(encoding="utf-8"))
+            raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError:
             message = f"{path}: no such file: give an existing one with --config, or make one with `forebay local up`"
             raise ConfigError(message) from None
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             message = f"{path}: {error}"
             raise ConfigError(message) from None
-    _override(raw, environ)
-    return parse_config(raw, where)
+    variables = override(raw, environ, Config)
+    try:
+        return _convert(raw)
+    except InvalidMessage as error:
+        variable = cause(variables, error.param)
+        where = f"environment variable {variable}" if variable else str(path or "environment")
+        message = f"{where}: {error.message}"
+        raise ConfigError(message) from None
 
 
 def parse_config(raw: Mapping[str, Any], where: str = "config") -> Config:
@@ -194,35 +201,27 @@ def parse_config(raw: Mapping[str, Any], where: str = "config") -> Config:
         ConfigError: Naming `where`, the path and what was expected.
     """
     try:
+        return _convert(raw)
+    except InvalidMessage as error:
+        message = f"{where}: {error.message}"
+        raise ConfigError(message) from None
+
+
+def _convert(raw: Mapping[str, Any]) -> Config:
+    try:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
-        message = f"{where}: {invalid(error).message}"
-        raise ConfigError(message) from None
-    if config.kafka.request_timeout_ms <= config.kafka.rebalance_timeout_ms:
-        message = f"{where}: `kafka.request_timeout_ms`: expected more than `kafka.rebalance_timeout_ms` ({config.kafka.rebalance_timeout_ms})"
-        raise ConfigError(message)
-    if config.topics.min_insync > config.topics.replication:
-        message = f"{where}: `topics.min_insync`: expected at most `topics.replication` ({config.topics.replication})"
-        raise ConfigError(message)
+        raise invalid(error, value=lambda: raw, kind=Config) from None
+    kafka, topics = config.kafka, config.topics
+    bounds = (
+        ("request_timeout_ms", "more than", "rebalance_timeout_ms", kafka.request_timeout_ms > kafka.rebalance_timeout_ms),
+        ("heartbeat_ms", "less than", "session_timeout_ms", kafka.heartbeat_ms < kafka.session_timeout_ms),
+    )
+    for name, relation, other, holds in bounds:
+        if not holds:
+            message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
+            raise InvalidMessage(message, f"kafka.{name}")
+    if topics.min_insync > topics.replication:
+        message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
+        raise InvalidMessage(message, "topics.min_insync")
     return config
-
-
-def _override(raw: dict[str, Any], environ: Mapping[str, str]) -> None:
-    for name in sorted(environ):
-        if not name.startswith(ENV_PREFIX) or "__" not in name:
-            continue
-        *sections, last = [part.lower() for part in name[len(ENV_PREFIX) :].split("__")]
-        table = raw
-        for section in sections:
-            table = table.setdefault(section, {})
-            if not isinstance(table, dict):
-                message = f"environment variable {name}: `{section}` is not a section"
-                raise ConfigError(message)
-        table[last] = _toml_value(environ[name])
-
-
-def _toml_value(text: str) -> Any:  # noqa: ANN401 - whatever TOML can say
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

@@ -1,8 +1,8 @@
 """Errors of the schemas package, and the taxonomy that every failed result speaks.
 
-    SchemaError
-    ├── InvalidMessage    a peer's record that cannot be accepted: code, message, and the field at fault
-    └── ConfigError       our own configuration: the path of the field and what was expected
+SchemaError
+├── InvalidMessage    a peer's record that cannot be accepted: code, message, and the field at fault
+└── ConfigError       our own configuration: the path of the field and what was expected
 """
 
 from enum import Enum

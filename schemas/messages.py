@@ -11,14 +11,14 @@ from msgspec import Meta, Struct, field
 
 from schemas.errors import ErrorCode
 
-Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
+Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
+Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
-EngineKind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}$")]
+EngineKind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z")]
 
 ServiceClass = Literal["interactive", "batch"]
 Status = Literal["completed", "failed", "cancelled", "expired", "rejected"]
@@ -28,6 +28,7 @@ Fallback = Literal["any", "same_model", "none"]
 AUTO = "auto"  # a model or a routing hint left to the dispatcher
 DEFAULT_TENANT = "default"
 DEFAULT_MAX_OUTPUT_TOKENS = 256
+RUN_HOPS_MAX = 999_999  # as many as a run's id has digits for
 
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
