@@ -1,7 +1,6 @@
 """The runs an engine has open, and whether it takes more: the part that is the same in every engine."""
 
 import asyncio
-from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from engine_consumers.errors import EngineError
@@ -11,7 +10,7 @@ R = TypeVar("R")
 
 
 class Runs(Generic[R]):
-    """Open runs by name. A run is added once and removed once; death is told once and is final."""
+    """Open runs by name. Death is told once and is final."""
 
     def __init__(self) -> None:
         self._open: dict[str, R] = {}
@@ -26,9 +25,13 @@ class Runs(Generic[R]):
         """How many are open."""
         return len(self._open)
 
-    def __iter__(self) -> Iterator[R]:
+    def states(self) -> list[R]:
         """States of the open runs, as they are now."""
-        return iter(list(self._open.values()))
+        return list(self._open.values())
+
+    def items(self) -> list[tuple[str, R]]:
+        """The open runs, as they are now."""
+        return list(self._open.items())
 
     @property
     def death(self) -> str | None:
@@ -78,9 +81,10 @@ class Runs(Generic[R]):
         """Give an open run's state."""
         return self._open.get(run)
 
-    def remove(self, run: str) -> None:
-        """A run has ended."""
-        del self._open[run]
+    def remove(self, run: str, state: R) -> None:
+        """A run has ended; told again, or after its name was taken anew, it changes nothing."""
+        if self._open.get(run) is state:
+            del self._open[run]
         if not self._open:
             self._empty.set()
 

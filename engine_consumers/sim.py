@@ -149,19 +149,18 @@ class SimEngine:
                     return
         finally:
             self._leave(state)
-            self._runs.remove(run)
+            self._runs.remove(run, state)
 
     async def abort(self, run: str) -> None:
         """End a run; see `Engine.abort`."""
         if state := self._runs.get(run):
-            state.is_aborted = True
-            state.wake()
+            self._abort(run, state)
 
     def status(self) -> EngineFigures:
         """Give a snapshot; see `Engine.status`."""
         options = self._options
         capacity = options.kv_tokens or self._config.slots * options.max_context
-        used = sum(state.prompt_tokens + state.output_tokens for state in self._runs if state.is_running)
+        used = sum(state.prompt_tokens + state.output_tokens for state in self._runs.states() if state.is_running)
         return EngineFigures(
             running=self._running,
             waiting=len(self._runs) - self._running,
@@ -192,15 +191,21 @@ class SimEngine:
     async def close(self) -> None:
         """Abort what is open; see `Engine.close`."""
         self._runs.close()
-        for state in self._runs:
-            state.is_aborted = True
-            state.wake()
+        for run, state in self._runs.items():
+            self._abort(run, state)
 
     def kill(self, reason: str = "it was killed") -> None:
         """Let the backend die, as a crash would."""
         if self._runs.die(reason):
-            for state in self._runs:
+            for state in self._runs.states():
                 state.wake()
+
+    def _abort(self, run: str, state: _Run) -> None:
+        """Free the run at once; its reader learns of it when it comes by."""
+        state.is_aborted = True
+        self._leave(state)
+        self._runs.remove(run, state)
+        state.wake()
 
     async def _enter(self, state: _Run, priority: int) -> None:
         if self._running < self._config.slots:

@@ -33,6 +33,7 @@ FEATURES = (CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP)
 WATCH_S = 0.1
 ABORT_AGAIN_S = 0.02
 CLOSE_S = 20.0
+DEATH = "vLLM's core process ended"
 BYTES_PER_TOKEN = 4  # of text, for estimates only
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
@@ -120,8 +121,8 @@ class TransformerEngine:
         check_sampling(request.sampling)
         state = _Run(f"{run}#{next(self._numbers)}")
         self._runs.add(run, state)
-        state.pump = asyncio.create_task(self._pump(state, request, seed, priority))
-        state.pump.add_done_callback(lambda _: self._runs.remove(run))
+        state.pump = asyncio.create_task(self._pump(state, run, request, seed, priority))
+        state.pump.add_done_callback(lambda _: self._runs.remove(run, state))  # where it was cancelled before it began
         try:
             while True:
                 piece = await state.take()
@@ -149,7 +150,7 @@ class TransformerEngine:
         return EngineFigures(
             running=running,
             waiting=len(self._runs) - running,
-            kv_cache_usage=loaded.stats.kv_cache_usage if self._runs else 0.0,
+            kv_cache_usage=loaded.stats.kv_cache_usage if len(self._runs) else 0.0,
             models=(self._config.model, *self._config.aliases),
             max_context=loaded.max_context,
             trained_context=loaded.trained_context,
@@ -191,7 +192,7 @@ class TransformerEngine:
             self._watcher.cancel()
             self._watcher = None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(self._stop(state) for state in self._runs)), ABORT_AGAIN_S * 50)
+            await asyncio.wait_for(asyncio.gather(*(self._stop(state) for state in self._runs.states())), ABORT_AGAIN_S * 50)
         if self._prompts is not None:
             self._prompts.close()
         if self._loaded is not None:
@@ -203,7 +204,7 @@ class TransformerEngine:
             raise EngineError(ErrorCode.UNHEALTHY, "the engine is not started, or closed")
         return self._loaded
 
-    async def _pump(self, state: _Run, request: InferenceRequest, seed: int, priority: int) -> None:
+    async def _pump(self, state: _Run, run: str, request: InferenceRequest, seed: int, priority: int) -> None:
         """Read vLLM's outputs into the run's mailbox; the run is open as long as this task."""
         loaded = self._started()
         try:
@@ -221,6 +222,8 @@ class TransformerEngine:
             state.fail(error)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this run, told by its kind
             state.fail(self._judge(error, loaded))
+        finally:
+            self._runs.remove(run, state)
 
     def _deliver(self, state: _Run, output: Any) -> None:  # noqa: ANN401 - vLLM's RequestOutput
         completion = output.outputs[0]
@@ -233,7 +236,7 @@ class TransformerEngine:
 
     def _judge(self, error: Exception, loaded: Loaded) -> EngineError:
         if isinstance(error, loaded.dead_errors) or loaded.llm.errored:
-            self._fail_all(f"vLLM's core ended: {error}")
+            self._fail_all(DEATH)
             return EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {self._runs.death}")
         if isinstance(error, loaded.full_errors):
             return EngineError(ErrorCode.CAPACITY_EXCEEDED, f"vLLM's queue is full: {error}")
@@ -253,13 +256,13 @@ class TransformerEngine:
     async def _watch(self, loaded: Loaded) -> None:
         while not loaded.llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
             await asyncio.sleep(WATCH_S)
-        self._fail_all("vLLM's core process ended")
+        self._fail_all(DEATH)
 
     def _fail_all(self, reason: str) -> None:
         if not self._runs.die(reason):
             return
         log.error("engine_dead kind=transformer reason=%s", reason)
-        for state in self._runs:
+        for state in self._runs.states():
             state.fail(EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {reason}"))
             if state.pump is not None and state.pump is not asyncio.current_task():
                 state.pump.cancel()

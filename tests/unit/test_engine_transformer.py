@@ -1,0 +1,171 @@
+"""What the transformer engine decides before vLLM is there; what it does with vLLM is in the conformance suite."""
+
+import asyncio
+
+import pytest
+
+from engine_consumers.core.checks import output_room
+from engine_consumers.errors import EngineError
+from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
+from engine_consumers.transformer import TransformerEngine
+from engine_consumers.transformer.options import TransformerOptions
+from engine_consumers.transformer.prompts import Prompts
+from schemas.config import EngineConfig
+from schemas.errors import ConfigError, ErrorCode
+from schemas.messages import ChatMessage, InferenceRequest
+
+
+def engine_of(**options):
+    return TransformerEngine(EngineConfig(kind="transformer", model="org/model", options=options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": 3}, r"`options\.max_len`: unknown option: expected one of block_size, .*max_model_len"),
+        ({"dtype": "float8"}, r"`options\.dtype`: .*'float8'"),
+        ({"max_model_len": 0}, r"`options\.max_model_len`: .*>= 1"),
+        ({"gpu_memory_utilization": 1.5}, r"`options\.gpu_memory_utilization`: .*<= 1"),
+    ],
+)
+def test_a_bad_option_is_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_of(**options)
+
+
+def test_a_folder_without_a_model_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=f"`model_path`: expected a folder with a model .config.json., got {tmp_path}"):
+        TransformerEngine(EngineConfig(kind="transformer", model_path=str(tmp_path)))
+
+
+def test_only_what_was_set_is_passed_on():
+    arguments = TransformerOptions(dtype="float32", chat_template="x{").arguments("folder", slots=6)
+    assert arguments == {
+        "model": "folder",
+        "dtype": "float32",
+        "max_num_seqs": 6,
+        "scheduling_policy": "priority",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+    }
+
+
+def test_without_vllm_the_start_says_where_to_run():
+    with pytest.raises(ConfigError, match=r"vLLM cannot be imported here: .*: run the worker in the engine's own environment"):
+        asyncio.run(engine_of().start())
+
+
+def test_before_the_start_nothing_is_taken_and_status_is_empty():
+    engine = engine_of()
+
+    async def main():
+        with pytest.raises(EngineError, match="not started") as caught:
+            await anext(engine.generate(InferenceRequest(prompt="x"), "r", 1))
+        assert caught.value.code is ErrorCode.UNHEALTHY
+        await engine.close()
+
+    asyncio.run(main())
+    assert engine.status().max_context is None
+
+
+class Tokenizer:
+    """One token per letter; a template only where one is given."""
+
+    def encode(self, text, *, add_special_tokens=True):
+        return [0] * add_special_tokens + [ord(c) for c in text]
+
+    def apply_chat_template(self, turns, *, chat_template, add_generation_prompt, tokenize):
+        assert add_generation_prompt
+        assert not tokenize
+        if turns[0]["role"] != "user":
+            message = "the user speaks first"
+            raise KeyError(message)
+        return chat_template + turns[0]["content"]
+
+
+def tokens_of(request, template=None):
+    prompts = Prompts(Tokenizer(), vocabulary=100, chat_template=template)
+    try:
+        return asyncio.run(prompts.tokens(request))
+    finally:
+        prompts.close()
+
+
+def test_a_plain_prompt_gets_special_tokens_and_a_conversation_those_of_its_template():
+    assert tokens_of(InferenceRequest(prompt="AB")) == [0, 65, 66]
+    assert tokens_of(InferenceRequest(messages=[ChatMessage("user", "A")]), "{") == [123, 65]
+    assert tokens_of(InferenceRequest(input_tokens=[5, 99])) == [5, 99]
+
+
+@pytest.mark.parametrize(
+    ("request_", "template", "code", "param", "words"),
+    [
+        (InferenceRequest(input_tokens=[100]), None, ErrorCode.INVALID_REQUEST, "input_tokens[0]", "expected 0 to 99, got 100"),
+        (
+            InferenceRequest(messages=[ChatMessage("user", "x")]),
+            None,
+            ErrorCode.UNSUPPORTED_FEATURE,
+            "messages",
+            "no chat template",
+        ),
+        (
+            InferenceRequest(messages=[ChatMessage("system", "x")]),
+            "{",
+            ErrorCode.INVALID_REQUEST,
+            "messages",
+            "user speaks first",
+        ),
+    ],
+)
+def test_a_prompt_that_cannot_be_rendered_is_told_why(request_, template, code, param, words):
+    with pytest.raises(EngineError, match=words) as caught:
+        tokens_of(request_, template)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+def test_a_template_may_be_a_file(tmp_path):
+    (tmp_path / "t.jinja").write_text("{{")
+    assert tokens_of(InferenceRequest(messages=[ChatMessage("user", "A")]), str(tmp_path / "t.jinja")) == [123, 123, 65]
+    with pytest.raises(ConfigError, match=r"`options\.chat_template`"):
+        tokens_of(InferenceRequest(prompt="A"), str(tmp_path / "none.jinja"))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "context", "room"), [(1, 5, 100, 5), (95, 5, 100, 5), (96, 5, 100, 4), (99, 5, 100, 1)]
+)
+def test_the_output_is_cut_to_what_the_context_leaves(prompt, limit, context, room):
+    assert output_room(prompt, limit, context) == room
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "code"),
+    [
+        (100, 5, ErrorCode.CONTEXT_OVERFLOW),
+        (101, 1, ErrorCode.CONTEXT_OVERFLOW),
+        (0, 5, ErrorCode.INVALID_REQUEST),
+        (5, 0, ErrorCode.INVALID_REQUEST),
+    ],
+)
+def test_no_room_is_an_error(prompt, limit, code):
+    with pytest.raises(EngineError) as caught:
+        output_room(prompt, limit, 100)
+    assert caught.value.code is code
+
+
+@pytest.mark.parametrize(
+    ("environ", "device"),
+    [
+        ({}, 0),
+        ({"CUDA_VISIBLE_DEVICES": "3,1"}, 3),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-abc"}, "MIG-abc"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, None),
+    ],
+)
+def test_the_gpu_is_the_first_visible_one(environ, device):
+    assert first_visible(environ) == device
+
+
+def test_a_gpu_that_is_not_there_has_no_figures():
+    assert GpuProbe("GPU-none").read() == GpuFigures()
