@@ -9,8 +9,9 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from deploy.engines import transformer_engine_config, worker_environment
 from deploy.local import brokers, settings
-from deploy.local.errors import LocalStackError, NotAvailable
+from deploy.local.errors import NotAvailable
 from deploy.local.home import BrokerKind, Home, State
 from deploy.local.ports import HOST, free_ports
 from deploy.local.program import Program
@@ -133,7 +134,7 @@ def make_plan(home: Home, wanted: Wanted, last: State | None, report: Report) ->
 
 def default_engine() -> tuple[str, str | None]:
     """Give the engine to start where none is named, and the line that says why where it is no real one."""
-    if _transformer() is not None:
+    if transformer_engine_config() is not None:
         return "transformer", None
     return "sim", "no engine is installed: `sim` serves, which answers with made-up tokens; `forebay engines install transformer`"
 
@@ -157,19 +158,11 @@ def _engines(wanted: Sequence[str], config: Config, notes: list[str]) -> list[st
 def _known(name: str) -> EngineConfig:
     if name == "sim":
         return SIM
-    found = _transformer()
+    found = transformer_engine_config()
     if found is None:
         message = "the engine transformer is not installed: `forebay engines install transformer`, or `--engine sim`"
         raise NotAvailable(message)
     return found
-
-
-def _transformer() -> EngineConfig | None:
-    try:
-        from deploy.engines import transformer_engine_config  # noqa: PLC0415 - only where it is asked for
-    except ImportError:
-        return None
-    return transformer_engine_config()
 
 
 def _broker(
@@ -207,13 +200,15 @@ def _processes(home: Home, config: Config, names: list[str], workers: int | None
         if number > config.topics.engine_partitions:
             message = f"`engines.{name}`: {number} workers, and its topic has {config.topics.engine_partitions} partitions"
             raise ConfigError(message + ": raise topics.engine_partitions")
-        if engine.python and not os.access(engine.python, os.X_OK):
-            message = f"`engines.{name}.python`: {engine.python} is not there: `forebay engines install {engine.kind}`"
-            raise LocalStackError(message)
+        try:
+            env = {**worker_environment(engine.python), **engine.env}
+        except NotAvailable as error:
+            message = f"`engines.{name}.python`: {error}"
+            raise NotAvailable(message) from None
         engines[name] = [f"worker-{name}-{i}" for i in range(number)]
         work = ["work", "--engine", name, "--config", str(home.config)]
         grace_s = config.worker.drain_ms / 1000 + _GRACE_S
-        processes += [_ours(home, one, work, python=engine.python, env=engine.env, grace_s=grace_s) for one in engines[name]]
+        processes += [_ours(home, one, work, python=engine.python, env=env, grace_s=grace_s) for one in engines[name]]
     return processes, engines
 
 

