@@ -315,6 +315,7 @@ class Client:
         streams: bool,
     ) -> AsyncGenerator[StreamItem | InferenceResult, None]:
         """Give the stream's items, then the terminal result."""
+        await self.start()  # has a time limit, and a message, of its own
         wait_s = self._timeout_s if timeout_s is None else timeout_s
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
@@ -325,7 +326,6 @@ class Client:
         inbox: Inbox | None = None
         try:
             async with asyncio.timeout_at(limit):
-                await self.start()
                 inbox = self._parts.inbox
                 partition = await inbox.open()
                 await inbox.expect(waiter)

@@ -1,0 +1,53 @@
+"""How results look: whole as JSON, or on one line for people."""
+
+from typing import Any
+
+import msgspec
+
+from schemas.messages import InferenceResult
+
+_WIDTHS = {"request_id": 26, "status": 9, "tenant": 12, "engine": 12}
+
+
+def whole_json(message: msgspec.Struct) -> str:
+    """A message on one line with all of its fields, also those at their defaults: scripts need not guess."""
+    return msgspec.json.encode(_whole(message)).decode()
+
+
+def _whole(value: Any) -> Any:  # noqa: ANN401 - whatever a message holds
+    if isinstance(value, msgspec.Struct):
+        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return value
+
+
+def result_line(result: InferenceResult, columns: int | None = None) -> str:
+    """A result on one line: id, status, tenant, engine, tokens, latency, and its text or error as far as it fits."""
+    fields = [f"{getattr(result, name) or '-':<{width}}" for name, width in _WIDTHS.items()]
+    latency_ms = result.timing.latency_ms
+    fields.append(f"{result.usage.output_tokens:>6} tok")
+    fields.append("        -" if latency_ms is None else f"{latency_ms / 1000:>7.2f} s")
+    said = f"{result.error.code.value}: {result.error.message}" if result.error else result.output_text
+    line = "  ".join([*fields, " ".join(said.split())])
+    line = "".join(c if c.isprintable() else "?" for c in line)
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
+
+
+def summary(result: InferenceResult) -> str:
+    """What a completed request cost, in a few words."""
+    words = [f"{result.engine}/{result.worker}", f"{result.usage.input_tokens} + {result.usage.output_tokens} tokens"]
+    timing = result.timing
+    if timing.latency_ms is not None:
+        words.append(f"{timing.latency_ms / 1000:.2f} s")
+    if timing.ttft_ms is not None:
+        words.append(f"first token after {timing.ttft_ms / 1000:.2f} s")
+    if timing.tokens_per_second is not None:
+        words.append(f"{timing.tokens_per_second:.1f} tokens/s")
+    return ", ".join(words)
+
+
+def failure(result: InferenceResult) -> str:
+    """One line for a result that is not completed."""
+    why = f": {result.error.code.value}: {' '.join(result.error.message.split())}" if result.error else ""
+    return f"forebay: request {result.request_id} {result.status}{why}"

@@ -1,0 +1,118 @@
+"""`forebay submit`: one request from the command line."""
+
+import sys
+from typing import Any
+
+import click
+
+from broker import Client, ResultStream, StreamRestarted
+from broker.client import TIMEOUT_S
+from deploy.cli.common import config_option, json_option, run
+from deploy.cli.show import failure, summary, whole_json
+from schemas.config import Config
+from schemas.errors import InvalidMessage
+from schemas.messages import InferenceResult
+
+STDIN = "-"
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
+
+
+@click.command()
+@click.argument("prompt")
+@config_option
+@click.option("-s", "--stream", "streams", is_flag=True, help="Print tokens as they come.")
+@json_option("Print the whole result as one JSON object; with --stream, the chunks on lines before it.")
+@click.option("--id", "id", help="The request's id. [default: a fresh one]")
+@click.option("--tenant", help="Who asks. [default: default]")
+@click.option("--model", help="A model's name or alias. [default: auto]")
+@click.option("--system", help="A system message before the prompt; both then go through the model's chat template.")
+@click.option("--chat", is_flag=True, help="Send the prompt as a user's message, through the model's chat template.")
+@click.option("--max-output-tokens", type=int, help="Upper bound of generated tokens. [default: 256]")
+@click.option("--temperature", type=float, help="0 always takes the likeliest token. [default: 1]")
+@click.option("--top-p", type=float, help="Draw from the likeliest tokens that make up this share.")
+@click.option("--top-k", type=int, help="Draw from so many of the likeliest tokens.")
+@click.option("--seed", type=int, help="Draw the same tokens again. [default: derived from the id]")
+@click.option("--stop", multiple=True, help="End where the output says this; may be repeated.")
+@click.option("--routing-hint", "--engine-hint", "routing_hint", metavar="KIND", help="The kind of engine preferred.")
+@click.option("--fallback", help="Which engines may stand in: any, same_model or none.")
+@click.option("--batch", is_flag=True, help="Send it in the batch class, behind interactive requests.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
+def submit(*, prompt: str, config: Config, streams: bool, as_json: bool, batch: bool, timeout_s: float, **options: object) -> None:
+    r"""Send one request and print its answer. PROMPT may be - for standard input.
+
+    Exits with 0 only where the request was completed.
+
+    \b
+    Examples:
+        forebay submit "What is a forebay?"
+        forebay submit --stream --temperature 0 --model smollm2 "Once upon a time"
+        forebay submit --json --tenant alice - < prompt.txt
+    """
+    fields = _fields(_text(prompt, config), options)
+    arguments = {"service_class": "batch" if batch else "interactive", "timeout_s": timeout_s}
+    result = run(_submit(config, fields, arguments, streams=streams, as_json=as_json))
+    if as_json:
+        click.echo(whole_json(result))
+    elif not streams:
+        click.echo(result.output_text)
+    if result.status != "completed":
+        click.echo(failure(result), err=True)
+        raise SystemExit(1)
+    if not as_json and sys.stderr.isatty():
+        click.echo(summary(result), err=True)
+
+
+async def _submit(
+    config: Config, fields: dict[str, Any], arguments: dict[str, Any], *, streams: bool, as_json: bool
+) -> InferenceResult:
+    async with Client(config) as client:
+        if not streams:
+            return await client.submit(fields, **arguments)
+        async with client.stream(fields, **arguments) as stream:
+            return await _print(stream, as_json=as_json)
+
+
+async def _print(stream: ResultStream, *, as_json: bool) -> InferenceResult:
+    printed = False
+    async for item in stream:
+        if isinstance(item, StreamRestarted):
+            click.echo("\nforebay: another worker took over and says something else; from the start:", err=True)
+        elif as_json:
+            click.echo(whole_json(item))
+        else:
+            click.echo(item.text, nl=False)
+            printed = printed or bool(item.text)
+    if printed:
+        click.echo()
+    if stream.result is None:
+        message = "the stream ended without a result"
+        raise RuntimeError(message)
+    return stream.result
+
+
+def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
+    """The request's fields, of the options that were given."""
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
+    system, chat = given.pop("system", None), given.pop("chat", False)
+    sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
+    if sampling:
+        given["sampling"] = sampling
+    if system is None and not chat:
+        return {"prompt": text, **given}
+    before = [{"role": "system", "content": system}] if system is not None else []
+    return {"messages": [*before, {"role": "user", "content": text}], **given}
+
+
+def _text(prompt: str, config: Config) -> str:
+    if prompt != STDIN:
+        return prompt
+    limit = config.kafka.record_bytes_max
+    raw = sys.stdin.buffer.read(limit + 1)
+    if len(raw) > limit:
+        message = f"standard input: expected at most {limit} bytes (kafka.record_bytes_max)"
+        raise InvalidMessage(message, "prompt")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        message = f"standard input is not UTF-8: {error.reason} at byte {error.start}"
+        raise InvalidMessage(message, "prompt") from None
