@@ -25,6 +25,8 @@ from broker.transport.refusals import refuse_too_large
 
 BATCH_BYTES = 512 * 1024  # below the 1 MiB that brokers take by default
 
+METADATA_TRIES = 5
+
 Place = tuple[int, int]
 
 
@@ -116,8 +118,13 @@ class BatchWriter:
             if await self._control.partitions(topic) is None:
                 message = f"topic {topic} does not exist"
                 raise NoSuchTopic(message, index)
-            await client.add_topic(topic)
+            await client.add_topic(topic)  # at once where another send has asked already, and before its answer
             known = client.cluster.partitions_for_topic(topic)
+            for _ in range(METADATA_TRIES):
+                if known:
+                    break
+                await client.force_metadata_update()
+                known = client.cluster.partitions_for_topic(topic)
         if not known:
             message = f"topic {topic} is not known to the broker yet"
             raise NoSuchTopic(message, index)

@@ -1,0 +1,146 @@
+"""`forebay demo`: environment, stack, twenty prompts, one stream, and a clean stop."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import click
+from msgspec import structs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from deploy.cli.common import run
+from deploy.demo import Answers, ask_all, read_passages, stream_one
+from deploy.engines import install
+from deploy.local import stack
+from deploy.local.plan import Wanted
+from schemas.config import Config, load_config
+from schemas.messages import ChatMessage, InferenceRequest, InferenceResult
+
+SHOWN = 8
+TOLD_EVERY = 5
+ANSWER_CHARS = 240
+PLAIN_COLUMNS = 120  # where the output is no terminal
+STREAMED = "Name three things that flow, and say one sentence about each."
+OUT = Path("demo-output")
+
+
+@click.command()
+@click.option(
+    "--engine", "engines", multiple=True, metavar="NAME", help="Engine to show; may be repeated. [default: transformer]"
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=OUT, show_default=True, help="For the answers.")
+@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="The stack's folder. [default: a fresh one]")
+@click.option("--broker", type=click.Choice(["auto", "kafka", "tansu"]), default="auto", show_default=True, help="Which broker.")
+@click.option("--keep", is_flag=True, help="Leave the stack running.")
+def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, keep: bool) -> None:  # noqa: FBT001
+    r"""From nothing to answers: installs the engine, starts the stack, answers twenty passages, streams one, stops.
+
+    Ends with 0 only if every passage was answered.
+
+    \b
+    Example:
+        forebay demo
+        forebay demo --engine sim --keep
+    """
+    wanted = engines or ("transformer",)
+    began = time.monotonic()
+    for name in wanted:
+        if name != "sim":
+            install(name, "cpu", partial(_say_of, began, name))
+    home = home or Path(tempfile.mkdtemp(prefix="forebay-demo-"))
+    try:
+        with _stack(home, Wanted(engines=wanted, broker=broker), began, keep=keep) as config:  # type: ignore[arg-type]
+            answers = _show(config, out, began, list(wanted))
+    finally:
+        _say(began, f"answers: {out / 'answers.jsonl'}; the stack's config and logs: {home}")
+    if answers.failed:
+        for result in answers.failed:
+            reason = result.error.message if result.error else "the answer is empty"
+            click.echo(f"forebay: {result.request_id} was not answered: {result.status}: {reason}", err=True)
+        sys.exit(1)
+    click.echo(f"all {len(answers.results)} passages were answered, {time.monotonic() - began:.0f} s after the start")
+
+
+@contextmanager
+def _stack(home: Path, wanted: Wanted, began: float, *, keep: bool) -> Iterator[Config]:
+    found = stack.up(home, wanted, report=lambda step: _say(began, step))
+    try:
+        _say(began, f"Kafka {found['kafka']}, Redis {found['redis']}, delivery {found['delivery']}")
+        yield load_config(Path(found["config"]), {})
+    finally:
+        if keep:
+            _say(began, f"the stack goes on; stop it with `forebay local down --home {home}`")
+        else:
+            stack.down(home)
+            _say(began, "the stack is stopped")
+
+
+def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answers:
+    requests = [_aimed(request, engines, n) for n, request in enumerate(read_passages())]
+    tenants = len({request.tenant for request in requests})
+    _say(began, f"asking about {len(requests)} passages for {tenants} tenants")
+    with _progress(len(requests)) as tick:
+        answers = run(ask_all(config, requests, tick))
+    answers.write(out / "answers.jsonl")
+    console = Console()
+    console.print(_table(requests, answers), width=None if console.is_terminal else PLAIN_COLUMNS)
+    click.echo(f"streaming: {STREAMED}")
+    chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96)
+    result = run(stream_one(config, _aimed(chat, engines, 0), lambda text: click.echo(text, nl=False)))
+    click.echo("")
+    if result is not None and result.timing.ttft_ms is not None:
+        click.echo(f"({result.usage.output_tokens} tokens, the first after {result.timing.ttft_ms:.0f} ms, by {result.engine})")
+    return answers
+
+
+def _aimed(request: InferenceRequest, engines: list[str], turn: int) -> InferenceRequest:
+    """Spread the requests over the engines shown, by the hint that a client would give."""
+    return structs.replace(request, routing_hint=engines[turn % len(engines)])
+
+
+def _table(requests: list[InferenceRequest], answers: Answers) -> Table:
+    table = Table("tenant", "engine", "tokens", "latency", "answer", box=None, title="the first answers", title_justify="left")
+    for request, result in list(zip(requests, answers.results, strict=True))[:SHOWN]:
+        latency = f"{result.timing.latency_ms or 0:.0f} ms"
+        answer = " ".join(result.output_text.split()) or (result.error.message if result.error else "")
+        question = request.metadata.get("question", "")
+        short = answer if len(answer) <= ANSWER_CHARS else answer[:ANSWER_CHARS] + "…"
+        table.add_row(result.tenant, result.engine or "-", str(result.usage.output_tokens), latency, f"[dim]{question}[/dim]")
+        table.add_row("", "", "", "", Text(short))
+    return table
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[InferenceResult], None]]:
+    """A bar on a terminal, a line for each fifth answer elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        done = 0
+
+        def tell(_: InferenceResult) -> None:
+            nonlocal done
+            done += 1
+            if done % TOLD_EVERY == 0 or done == total:
+                click.echo(f"answered {done} of {total}", err=True)
+
+        yield tell
+        return
+    columns = (TextColumn("answered"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("answered", total=total)
+        yield lambda _: progress.advance(task)
+
+
+def _say_of(began: float, name: str, what: str) -> None:
+    _say(began, f"{name}: {what}")
+
+
+def _say(began: float, what: str) -> None:
+    click.echo(f"[{time.monotonic() - began:5.0f} s] {what}", err=True)
