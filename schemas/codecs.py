@@ -84,11 +84,12 @@ def salvage(value: bytes | None, content_type: str = headers.JSON) -> dict[str, 
 
     A record that is not even an object gives an empty dict.
     """
-    raw = None
+    raw: object = None
+    value = value or b""
     try:
-        raw = (msgspec.msgpack if content_type == headers.MSGPACK else msgspec.json).decode(value or b"")
+        raw = (msgspec.msgpack if content_type == headers.MSGPACK else msgspec.json).decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
+        raw = faults.legible(value, content_type)
     return _sound(raw)
 
 

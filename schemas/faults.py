@@ -62,7 +62,7 @@ def invalid(
         if found := pattern.match(text):
             steps, text = [*steps, found["name"]], wording
     path = show(steps)
-    text = _one_line(text)
+    text = _one_line(text).replace("got `None`", "got `null`")
     if not path and (found := _FIRST_NAME.match(text)):
         return InvalidMessage(text, found["name"])
     return InvalidMessage(f"`{path}`: {text}" if path else f"the value: {text}", path or None)
@@ -85,6 +85,22 @@ def misread(error: Exception, value: bytes, content_type: str, kind: object) -> 
     steps, text = found
     path = show(steps)
     return InvalidMessage(f"`{path}`: {text}" if path else f"the value: {text}", path or None)
+
+
+def legible(value: bytes, content_type: str) -> dict[str, Any]:
+    """Give those fields of an object that can be read, where it as a whole cannot; empty where it is no object."""
+    if len(value) > REREAD_BYTES_MAX:
+        return {}
+    if content_type != headers.MSGPACK:
+        document = _lenient_json(value)
+        return (
+            {name: found for name, found in document.items() if _first_bad(found) is None} if isinstance(document, dict) else {}
+        )
+    try:
+        parts = msgspec.msgpack.decode(value, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return {name: msgspec.msgpack.decode(part) for name, part in parts.items() if _is_sound(part)}
 
 
 def unwritable(message: msgspec.Struct) -> InvalidMessage:
@@ -152,13 +168,13 @@ def _first_bad_key(document: object, steps: Sequence[Step], kind: object, text: 
     mapping = _at(document, steps)
     if not isinstance(mapping, dict) or not mapping:
         return None
-    items = list(mapping.items())
+    items, fault = list(mapping.items()), _split(text)[1:]
 
     def fails(count: int) -> bool:
         try:
             msgspec.convert(_with(document, steps, dict(items[:count])), kind, str_keys=True)
         except msgspec.ValidationError as error:
-            return str(error) == text
+            return _split(str(error))[1:] == fault
         return False
 
     if not fails(len(items)):
@@ -193,11 +209,16 @@ def _with(document: object, steps: Sequence[Step], new: object) -> object:
 
 def _bad_json(value: bytes) -> tuple[list[Step], str] | None:
     """Find the first text that is not UTF-8, or the first number that is none, in what is JSON but for that."""
+    document = _lenient_json(value)
+    return None if document is None else _first_bad(document)
+
+
+def _lenient_json(value: bytes) -> object:
     try:
-        document = json.loads(value.decode("utf-8", "surrogateescape"), parse_constant=_NotANumber)
+        document: object = json.loads(value.decode("utf-8", "surrogateescape"), parse_constant=_NotANumber)
     except (ValueError, RecursionError):
         return None
-    return _first_bad(document)
+    return document
 
 
 def _first_bad(document: object) -> tuple[list[Step], str] | None:
@@ -257,8 +278,6 @@ def _parts(value: bytes) -> list[tuple[Step, bytes]]:
 def _is_sound(value: bytes) -> bool:
     try:
         msgspec.msgpack.decode(value)
-    except msgspec.DecodeError as error:
-        return _NOT_UTF8 not in str(error)
-    except RecursionError:
-        return True
+    except (msgspec.DecodeError, RecursionError):
+        return False
     return True

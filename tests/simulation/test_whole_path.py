@@ -125,14 +125,15 @@ def test_a_malformed_record_is_a_dead_letter_and_a_result_where_its_id_can_be_re
         stack.dispatcher("d1")
         stack.worker("w1")
         await stack.produce([*bad, *prompts(3)])
-        return await stack.results(5), await stack.read(TOPICS.dead_letters)
+        return await stack.results(6), await stack.read(TOPICS.dead_letters)
 
     results, dead = on_stack(scenario)
     by_id = {r.request_id: r for r in results}
-    assert sorted(by_id) == ["r0", "r1", "r2", "x1", "x2"]
+    assert sorted(by_id) == ["r0", "r1", "r2", "x1", "x2", "x3"]
     assert by_id["x1"].status == "rejected"
     assert by_id["x1"].error.param == "prompt"
     assert by_id["x2"].error.message == "`n`: unknown field"
+    assert by_id["x3"].error.message == "`prompt`: the text is not UTF-8"
     assert Counter(d.value for d in dead) == Counter(bad)
 
 
