@@ -58,6 +58,9 @@ def cause(variables: Mapping[str, str], path: str | None) -> str | None:
 
 def _set(table: dict[str, Any], hint: inspect.Type | None, name: str, text: str, variables: dict[str, str]) -> None:
     *sections, last = name[len(PREFIX) :].split(SEPARATOR)
+    if not all([*sections, last]):
+        message = f"environment variable {name}: expected {PREFIX}SECTION{SEPARATOR}FIELD"
+        raise ConfigError(message)
     path: list[str] = []
     for section in sections:
         key, hint = _step(table, hint, section)
