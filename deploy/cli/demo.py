@@ -21,7 +21,7 @@ from deploy.engines import install
 from deploy.local import stack
 from deploy.local.plan import Wanted
 from schemas.config import Config, load_config
-from schemas.messages import ChatMessage, InferenceRequest, InferenceResult
+from schemas.messages import ChatMessage, InferenceRequest, InferenceResult, Sampling
 
 SHOWN = 8
 TOLD_EVERY = 5
@@ -89,10 +89,10 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
     with _progress(len(requests)) as tick:
         answers = run(ask_all(config, requests, tick))
     answers.write(out / "answers.jsonl")
-    console = Console()
-    console.print(_table(requests, answers), width=None if console.is_terminal else PLAIN_COLUMNS)
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
+    console.print(_table(requests, answers))
     click.echo(f"streaming: {STREAMED}")
-    chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96)
+    chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96, sampling=Sampling(temperature=0.0))
     result = run(stream_one(config, _aimed(chat, engines, 0), lambda text: click.echo(text, nl=False)))
     click.echo("")
     if result is not None and result.timing.ttft_ms is not None:

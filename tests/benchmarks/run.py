@@ -1,0 +1,109 @@
+"""Measure rows of figures, each as a ratio against a baseline in the same run; print a table and write results.json.
+
+    python tests/benchmarks/run.py --rows 1,2,3,17 [--rounds 5]
+
+Each figure is the median of alternating rounds, with its spread. A figure that misses its goal fails nothing.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hop_rows import latency, throughput
+from install_row import import_seconds, install
+from rich.console import Console
+from rich.table import Table
+
+from deploy.local.services import services
+
+RESULTS = Path(__file__).with_name("results.json")
+RECORDS, PROBES, GAP_S = 40_000, 400, 0.02
+COMMAND = "make bench ROWS={}"
+
+
+def line(row: int, metric: str, ours: Any, baseline: Any, limit: str, ratio: float | None, goal: str, met: bool) -> dict[str, Any]:
+    """One entry of results.json."""
+    names = ("row", "metric", "ours", "baseline", "limit", "ratio", "goal", "met", "command")
+    return dict(zip(names, (row, metric, ours, baseline, limit, ratio, goal, met, COMMAND.format(row)), strict=True))
+
+
+def spread(values: list[float], digits: int = 0) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {name: round(f(values), digits) for name, f in (("median", median), ("min", min), ("max", max))}
+
+
+def throughput_row(row: int, delivery: str, rounds: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as home, services(Path(home), "kafka") as running:
+        ours, bare = asyncio.run(throughput(running.kafka, delivery, rounds, RECORDS))
+    ratio = round(median(o / b for o, b in zip(ours, bare, strict=True)), 3)
+    metric = f"dispatcher msgs/s, 1 KB, {delivery}"
+    return [line(row, metric, spread(ours), spread(bare), "the bare loop", ratio, ">= 0.85", ratio >= 0.85)]
+
+
+def latency_row(rounds: int) -> list[dict[str, Any]]:
+    lines = []
+    for delivery in ("exactly_once", "at_least_once"):
+        with tempfile.TemporaryDirectory() as home, services(Path(home), "kafka") as running:
+            found = asyncio.run(latency(running.kafka, delivery, rounds, PROBES, GAP_S))
+        for quantile, goal in (("p50", 1.2), ("p99", 1.5)):
+            ours, bare = found[f"ours {quantile}"], found[f"bare {quantile}"]
+            ratio = round(median(ours) / median(bare), 3)
+            metric = f"latency of one hop, ms, {quantile}, {delivery}"
+            lines.append(line(3, metric, spread(ours, 1), spread(bare, 1), "the bare loop", ratio, f"<= {goal}x", ratio <= goal))
+    return lines
+
+
+def install_rows(rounds: int) -> list[dict[str, Any]]:
+    seconds, megabytes, torch = install()
+    ours = [import_seconds("from broker import Client") for _ in range(rounds)]
+    empty = [import_seconds("pass") for _ in range(rounds)]
+    ratio = round(median(ours) / median(empty), 2)
+    installed = {"seconds": round(seconds, 1), "megabytes": round(megabytes), "torch": torch}
+    return [
+        line(17, "core install", installed, None, "-", None, "no torch", not torch),
+        line(17, "import of the client, s", spread(ours, 3), spread(empty, 3), "an empty interpreter", ratio, "< 0.3 s", median(ours) < 0.3),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="1,2,3,17")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    known = {
+        1: lambda: throughput_row(1, "exactly_once", given.rounds),
+        2: lambda: throughput_row(2, "at_least_once", given.rounds),
+        3: lambda: latency_row(given.rounds),
+        17: lambda: install_rows(given.rounds),
+    }
+    rows = [int(row) for row in given.rows.split(",") if row]
+    if unknown := sorted(set(rows) - set(known)):
+        parser.error(f"no such row: {unknown}; there are {sorted(known)}")
+    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    entries = [entry for entry in old if entry["row"] not in rows]
+    for row in rows:
+        entries += known[row]()
+    entries.sort(key=lambda entry: entry["row"])
+    RESULTS.write_text(json.dumps(entries, indent=1) + "\n")
+    table = Table("row", "metric", "ours", "baseline", "ratio", "goal", "met", box=None)
+    for entry in entries:
+        if entry["row"] in rows:
+            table.add_row(*(_cell(entry[name]) for name in ("row", "metric", "ours", "baseline", "ratio", "goal", "met")))
+    Console(width=160).print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {number}" for name, number in value.items())
+    return {True: "yes", False: "no", None: "-"}.get(value, str(value)) if not isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
