@@ -16,6 +16,7 @@ Rules that hold for each adapter:
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from broker.transport.topic_plan import TopicPlan
 from schemas.headers import Headers
 from schemas.topics import TopicSpec
 
@@ -164,6 +165,9 @@ class Admin(Protocol):
 
         Returns once every partition has a leader, so that the first write succeeds.
         """
+
+    async def compare(self, topics: Sequence[TopicSpec], min_insync: int) -> list[TopicPlan]:
+        """Tell, without doing it, what `ensure` would do to each topic, in their order."""
 
     async def owned(self, group: str) -> dict[TopicPartition, str]:
         """The partitions that members of the group own now, each with its member's client id.

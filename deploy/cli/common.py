@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from broker.discovery import discover
+from broker.discovery import discover, find_config
 from schemas.config import Config
 
 T = TypeVar("T")
@@ -30,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DEBUG_VARIABLE = "FOREBAY_DEBUG"
+CONFIG_PATH = "forebay.config_path"  # in click's context: where the configuration was found, or None
 EXIT_ERROR = 1
 EXIT_BROKEN_PIPE = 141
 
@@ -46,13 +47,19 @@ def load(path: Path | None = None) -> Config:
     return discover(path)
 
 
+def _load_option(context: click.Context, _parameter: click.Parameter, path: Path | None) -> Config:
+    found = find_config(path)
+    context.meta[CONFIG_PATH] = found
+    return load(found)
+
+
 def config_option(command: F) -> F:
     """Add `--config PATH`; the command gets the configuration itself as its argument `config`."""
     return click.option(
         "--config",
         "config",
         type=click.Path(dir_okay=False, path_type=Path),
-        callback=lambda _context, _parameter, path: load(path),
+        callback=_load_option,
         help="The configuration; by default FOREBAY_CONFIG, ./forebay.toml, or that of the local stack.",
     )(command)
 

@@ -7,6 +7,7 @@ import click
 
 from broker import Client, ResultStream, StreamRestarted
 from broker.client import TIMEOUT_S
+from broker.requests import prepare
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.show import failure, summary, whole_json
 from schemas.config import Config
@@ -37,7 +38,9 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 @click.option("--fallback", help="Which engines may stand in: any, same_model or none.")
 @click.option("--batch", is_flag=True, help="Send it in the batch class, behind interactive requests.")
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
-def submit(*, prompt: str, config: Config, streams: bool, as_json: bool, batch: bool, timeout_s: float, **options: object) -> None:
+def submit(
+    *, prompt: str, config: Config, streams: bool, as_json: bool, batch: bool, timeout_s: float, **options: object
+) -> None:
     r"""Send one request and print its answer. PROMPT may be - for standard input.
 
     Exits with 0 only where the request was completed.
@@ -49,6 +52,7 @@ def submit(*, prompt: str, config: Config, streams: bool, as_json: bool, batch: 
         forebay submit --json --tenant alice - < prompt.txt
     """
     fields = _fields(_text(prompt, config), options)
+    prepare(fields, {}, record_bytes_max=config.kafka.record_bytes_max)  # what is wrong with it is said before connecting
     arguments = {"service_class": "batch" if batch else "interactive", "timeout_s": timeout_s}
     result = run(_submit(config, fields, arguments, streams=streams, as_json=as_json))
     if as_json:

@@ -25,7 +25,7 @@ def topics() -> None:
 @click.option("--min-insync", type=click.IntRange(1), help="Copies that acknowledge a write. [default: topics.min_insync]")
 @click.option("--partitions", multiple=True, metavar="TOPIC=N", help="Give a topic at least N partitions; may be repeated.")
 @json_option("Print what was done as one JSON object.")
-def ensure(  # noqa: PLR0917 - one for each option
+def ensure(
     config: Config,
     prefix: str | None,
     replication: int | None,

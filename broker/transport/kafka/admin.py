@@ -25,6 +25,7 @@ log = logging.getLogger("forebay.kafka")
 
 LOOK_S = 0.1
 ENSURE_MS = 60_000
+NOT_DONE = "NOT done"
 _SETTLED = ("Stable", "Empty", "Dead")
 _OF_TOPIC = 1  # where a setting comes from: the topic itself, not the broker's defaults
 
@@ -65,8 +66,16 @@ class KafkaAdmin:
             existing = await self._existing([spec.name for spec in topics])
             plans = {spec.name: plan_topic(spec, existing.get(spec.name), replication, min_insync) for spec in topics}
             lines = [*await self._create(plans, replication), *await self._grow(plans), *await self._alter(plans)]
-            await self._until_led({spec.name: spec.partitions for spec in topics}, plans)
+            undone = [line for line in lines if line.startswith(NOT_DONE)]
+            changed = [spec for spec in topics if plans[spec.name].lines and not any(spec.name in line for line in undone)]
+            await self._until_so(changed, min_insync)
             return lines
+
+    async def compare(self, topics: Sequence[TopicSpec], min_insync: int) -> list[TopicPlan]:
+        """See the protocol."""
+        async with deadline(self._config.request_timeout_ms, "looking at topics"):
+            existing = await self._existing([spec.name for spec in topics])
+        return [plan_topic(spec, existing.get(spec.name), 1, min_insync) for spec in topics]
 
     async def owned(self, group: str) -> dict[TopicPartition, str]:
         """See the protocol."""
@@ -191,22 +200,25 @@ class KafkaAdmin:
             async with asyncio.timeout(self._config.request_timeout_ms / 1000):
                 await doing
         except (KafkaError, OSError, TransportError, NotImplementedError, TimeoutError) as error:
-            return [f"NOT done, this broker cannot: {line} ({type(error).__name__}: {error})" for line in lines]
+            return [f"{NOT_DONE}, this broker cannot: {line} ({type(error).__name__}: {error})" for line in lines]
         return list(lines)
 
-    async def _until_led(self, wanted: Mapping[str, int], plans: Mapping[str, TopicPlan]) -> None:
-        """Wait until every partition has a leader; nothing to wait for where nothing was made."""
-        if not any(plan.create or plan.partitions for plan in plans.values()):
-            return
-        while True:
+    async def _until_so(self, changed: Sequence[TopicSpec], min_insync: int) -> None:
+        """Wait until what was changed is in force and led: the broker hears of it a moment after the controller."""
+        while changed:
             described = await self._described()
-            if all(_is_led(described.get(name, []), 1 if not plans[name].create else count) for name, count in wanted.items()):
-                return
-            await asyncio.sleep(LOOK_S)
+            existing = await self._existing([spec.name for spec in changed])
+            changed = [
+                spec
+                for spec in changed
+                if plan_topic(spec, existing.get(spec.name), 1, min_insync).lines or not _is_led(described.get(spec.name, []))
+            ]
+            if changed:
+                await asyncio.sleep(LOOK_S)
 
 
-def _is_led(partitions: Sequence[Any], count: int) -> bool:
-    return len(partitions) >= count and all(partition["leader"] >= 0 for partition in partitions)
+def _is_led(partitions: Sequence[Any]) -> bool:
+    return bool(partitions) and all(partition["leader"] >= 0 for partition in partitions)
 
 
 def _owners(group: str, members: Iterable[Any]) -> dict[TopicPartition, str]:

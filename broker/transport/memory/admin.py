@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from broker.transport.errors import TransportError
 from broker.transport.memory.process import Process
 from broker.transport.protocol import TopicPartition
-from broker.transport.topic_plan import Existing, plan_topic
+from broker.transport.topic_plan import Existing, TopicPlan, plan_topic
 from schemas.topics import TopicSpec
 
 
@@ -39,6 +39,16 @@ class MemoryAdmin:
 
         await self._process.call("ensure", ",".join(spec.name for spec in topics), mend)
         return lines
+
+    async def compare(self, topics: Sequence[TopicSpec], min_insync: int) -> list[TopicPlan]:
+        """See the protocol."""
+
+        def look() -> list[TopicPlan]:
+            found = [self._cluster.topics.get(spec.name) for spec in topics]
+            existing = [None if one is None else Existing(len(one.logs), one.settings) for one in found]
+            return [plan_topic(spec, one, 1, min_insync) for spec, one in zip(topics, existing, strict=True)]
+
+        return await self._process.call("compare", ",".join(spec.name for spec in topics), look)
 
     async def owned(self, group: str) -> dict[TopicPartition, str]:
         """See the protocol."""

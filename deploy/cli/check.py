@@ -1,0 +1,186 @@
+"""`forebay check`: what is wrong, and how to mend it."""
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable
+from typing import Literal
+
+import click
+import msgspec
+from redis.exceptions import RedisError
+
+from broker.transport.connect import connect
+from broker.transport.errors import TransportError
+from broker.transport.protocol import Admin, TopicPartition, Transport
+from broker.transport.topic_plan import TopicPlan
+from deploy.cli.common import CONFIG_PATH, config_option, json_option, run
+from memory_coordinator import StatusBoard
+from memory_coordinator.board import Board
+from schemas.config import Config
+from schemas.messages import EngineStatus
+from schemas.topics import Topics, TopicSpec
+
+Verdict = Literal["ok", "warning", "error"]
+
+LIMIT_S = 13.0
+_MARKS = {"ok": "ok      ", "warning": "warning ", "error": "error   "}
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at.
+
+    Attributes:
+        subject: What it was: config, kafka, delivery, topics, dispatcher, redis, or an engine.
+        verdict: An error makes the command fail; a warning does not.
+        said: What was found, and what to do where it is not well.
+    """
+
+    subject: str
+    verdict: Verdict
+    said: str
+
+
+@click.command()
+@config_option
+@json_option("Print the findings as one JSON object.")
+def check(config: Config, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
+    r"""Check the configuration, and that Kafka, its topics, Redis, a dispatcher and the engines answer.
+
+    Changes nothing. Exits with 0 where nothing is wrong.
+
+    \b
+    Example:
+        forebay check --config /etc/forebay.toml
+    """
+    findings = [_of_config(config), *run(_look(config))]
+    is_well = all(finding.verdict != "error" for finding in findings)
+    if as_json:
+        click.echo(msgspec.json.encode({"ok": is_well, "findings": findings}))
+    else:
+        for finding in findings:
+            click.echo(f"{_MARKS[finding.verdict]}{finding.subject}: {finding.said}")
+    if not is_well:
+        wrong = ", ".join(dict.fromkeys(finding.subject for finding in findings if finding.verdict == "error"))
+        click.echo(f"forebay: not everything is well: {wrong}", err=True)
+        raise SystemExit(1)
+
+
+def _of_config(config: Config) -> Finding:
+    path = click.get_current_context().meta.get(CONFIG_PATH)
+    where = str(path) if path else "defaults and environment, as no forebay.toml was found"
+    if not config.engines:
+        said = f"{where}; no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
+        return Finding("config", "error", said)
+    return Finding("config", "ok", f"{where}; engines {', '.join(sorted(config.engines))}")
+
+
+async def _look(config: Config) -> list[Finding]:
+    transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    try:
+        kafka, redis = await asyncio.gather(look_at_kafka(config, transport), look_at_redis(config, board))
+    finally:
+        await board.close()
+        await transport.close()
+    return [*kafka, *redis]
+
+
+async def look_at_kafka(config: Config, transport: Transport) -> list[Finding]:
+    """Whether the cluster answers, does what `kafka.delivery` asks for, has the topics, and has a dispatcher."""
+    found = await _within("kafka", _reached(config, transport))
+    if found[-1].verdict == "error":
+        return found
+    topics = Topics(config.kafka.topic_prefix)
+    admin = await transport.admin()
+    found += await _within("topics", _topics(config, admin, topics))
+    if await admin.partitions(topics.control) is None:
+        return found  # that a topic is missing was said
+    found += await _within("delivery", _delivery(config, transport, topics))
+    return found + await _within("dispatcher", _dispatcher(admin, topics))
+
+
+async def look_at_redis(config: Config, board: Board) -> list[Finding]:
+    """Whether Redis answers, and the workers that write their status there."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            await board.check()
+            statuses = await board.read()
+    except (OSError, RedisError) as error:
+        said = str(error) or f"cannot reach Redis at {config.redis.url} in time"
+        return [Finding("redis", "error", _without_password(said))]
+    said = _without_password(f"{config.redis.url} answers")
+    return [Finding("redis", "ok", said), *(_engine(config, name, statuses) for name in config.engines)]
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"(rediss?://[^:/@\s]*):[^@\s]*@", r"\1:***@", text)
+
+
+async def _within(subject: str, probe: Awaitable[list[Finding]]) -> list[Finding]:
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            return await probe
+    except TransportError as error:
+        return [Finding(subject, "error", " ".join(str(error).split()))]
+    except TimeoutError:
+        return [Finding(subject, "error", f"no answer within {LIMIT_S:g} s")]
+
+
+async def _reached(config: Config, transport: Transport) -> list[Finding]:
+    await transport.check()
+    return [Finding("kafka", "ok", f"{config.kafka.bootstrap} answers")]
+
+
+async def _topics(config: Config, admin: Admin, topics: Topics) -> list[Finding]:
+    specs = topics.specs(config.topics, config.pools)
+    plans = await admin.compare(specs, config.topics.min_insync)
+    wrong = [_wrong(spec, plan) for spec, plan in zip(specs, plans, strict=True) if plan.lines]
+    if not wrong:
+        return [Finding("topics", "ok", f"all {len(specs)} are there, with partitions and settings as configured")]
+    return [Finding("topics", "error", f"{said}: mend it with `forebay topics ensure`") for said in wrong]
+
+
+def _wrong(spec: TopicSpec, plan: TopicPlan) -> str:
+    if plan.create:
+        return f"{spec.name} is missing"
+    said = [] if plan.partitions is None else [f"fewer than {plan.partitions} partitions"]
+    return f"{spec.name} has " + " and ".join([*said, *(f"not {name}={value}" for name, value in sorted(plan.settings.items()))])
+
+
+async def _delivery(config: Config, transport: Transport, topics: Topics) -> list[Finding]:
+    """Open the outbox of a group that nobody uses: that is what a broker without transactions refuses."""
+    if config.kafka.delivery != "exactly_once":
+        said = f"{config.kafka.delivery}: a request may be answered twice after a crash; readers drop repeats by id"
+        return [Finding("delivery", "ok", said)]
+    source = TopicPartition(topics.control, 0)
+    consumer = await transport.assign([source], f"{topics.prefix}.check")
+    outbox = transport.outbox(f"{topics.prefix}.check", source, consumer)
+    try:
+        await outbox.open()
+    finally:
+        await outbox.close()
+        await consumer.close()
+    return [Finding("delivery", "ok", "exactly_once: the broker has transactions")]
+
+
+async def _dispatcher(admin: Admin, topics: Topics) -> list[Finding]:
+    active = (await admin.owned(topics.election_group)).get(TopicPartition(topics.control, 0))
+    if active is None:
+        return [Finding("dispatcher", "warning", "none is active: start one with `forebay dispatch` or `forebay local up`")]
+    return [Finding("dispatcher", "ok", f"{active} is active")]
+
+
+def _engine(config: Config, name: str, statuses: list[EngineStatus]) -> Finding:
+    stale_ms, now_ms = config.dispatcher.status_stale_ms, time.time() * 1000
+    workers = [status for status in statuses if status.engine == name]
+    fresh = [status for status in workers if now_ms - status.updated_at_ms <= stale_ms]
+    healthy = [status for status in fresh if status.is_healthy]
+    if healthy:
+        slots = sum(status.slots for status in healthy)
+        return Finding(
+            f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, serving {config.engines[name].model}"
+        )
+    if fresh:
+        return Finding(f"engines.{name}", "warning", f"its {len(fresh)} workers are not healthy: see their logs")
+    said = "its workers have gone silent" if workers else "no worker runs"
+    return Finding(f"engines.{name}", "warning", f"{said}: start one with `forebay work --engine {name}` or `forebay local up`")

@@ -1,0 +1,208 @@
+"""The command line's frame: errors in one line, exit codes, signals, finding the configuration, quick imports."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+import pytest
+
+from broker.discovery import find_config
+from deploy.cli.app import COMMANDS, cli
+from deploy.cli.show import failure, result_line, whole_json
+from schemas import ErrorCode, ErrorInfo, InferenceResult
+
+NOWHERE = {"FOREBAY_KAFKA__BOOTSTRAP": "127.0.0.1:9", "FOREBAY_REDIS__URL": "redis://127.0.0.1:9/0"}
+
+
+def forebay(*arguments, cwd, stdin=b"", **environ):
+    env = {k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+    env |= {"HOME": str(cwd), "XDG_DATA_HOME": str(cwd), **environ}
+    command = [sys.executable, "-P", "-m", "deploy.cli", *arguments]
+    return subprocess.run(command, capture_output=True, cwd=cwd, env=env, input=stdin, timeout=60, check=False)
+
+
+def told(done):
+    """The one line on stderr."""
+    lines = done.stderr.decode().splitlines()
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("forebay: ")
+    return lines[0]
+
+
+def commands(group, path=()):
+    for name in group.list_commands(click.Context(group)):
+        command = group.get_command(click.Context(group), name)
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def test_every_command_has_help_with_an_example():
+    leaves = [(path, c) for path, c in commands(cli) if not isinstance(c, click.Group)]
+    assert {path[0] for path, _ in leaves} == set(COMMANDS)
+    for path, command in leaves:
+        assert "forebay " + " ".join(path) in command.help, path
+        assert "\\b" not in command.help, path
+
+
+def test_help_and_version_import_no_command(tmp_path):
+    code = "import sys; sys.argv = ['forebay', '--help']; from deploy.cli import main; main()"
+    env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, env=env, cwd=tmp_path)
+    for heavy in (b"aiokafka", b"redis", b"rich", b"deploy.cli.submit"):
+        assert heavy not in done.stderr
+    assert forebay("--version", cwd=tmp_path).stdout.startswith(b"forebay ")
+
+
+def test_the_client_imports_neither_kafka_nor_the_command_line():
+    code = "import sys; from broker import Client; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
+    assert not {b"aiokafka", b"redis", b"click", b"rich", b"deploy"} & set(modules)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said", "code"),
+    [
+        (["nonsense"], {}, "No such command 'nonsense'", 2),
+        (["submit"], {}, "Missing argument 'PROMPT'", 2),
+        (["submit", "--config", "none.toml", "x"], {}, "none.toml: no such file", 1),
+        (["submit", "x"], {"FOREBAY_KAFKA__DELIVERY": "perhaps"}, "`kafka.delivery`", 1),
+        (["submit", "--temperature", "9", "x"], {}, "`sampling.temperature`", 1),
+        (["submit", "--max-output-tokens", "0", "x"], {}, "`max_output_tokens`", 1),
+        (["submit", ""], {}, "`prompt`", 1),
+        (["results", "--from", "-3"], {}, "expected beginning, latest or an offset", 2),
+        (["topics", "ensure", "--partitions", "nope=3"], {}, "known are requests.interactive", 1),
+        (["topics", "ensure", "--partitions", "results=x"], {}, "expected TOPIC=N", 1),
+        (["topics", "ensure", "--partitions", "control=2"], {}, "one partition by design", 1),
+        (["topics", "ensure", "--min-insync", "2"], {}, "`topics.min_insync`", 1),
+        (["topics", "ensure", "--prefix", "/"], {}, "`kafka.topic_prefix`", 1),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(tmp_path, arguments, environ, said, code):
+    done = forebay(*arguments, cwd=tmp_path, **NOWHERE, **environ)
+    assert said in told(done)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize("arguments", [["submit", "x"], ["results"], ["topics", "ensure"]])
+def test_a_kafka_that_is_not_there_is_told_with_its_address(tmp_path, arguments):
+    done = forebay(*arguments, cwd=tmp_path, **NOWHERE, FOREBAY_KAFKA__CONNECT_TIMEOUT_MS="500")
+    assert "cannot reach Kafka at 127.0.0.1:9" in told(done)
+    assert "forebay local up" in told(done)
+    assert done.returncode == 1
+
+
+def test_check_tells_everything_that_is_wrong_at_once(tmp_path):
+    url = "redis://:secret@127.0.0.1:9/0"
+    done = forebay("check", cwd=tmp_path, **{**NOWHERE, "FOREBAY_REDIS__URL": url}, FOREBAY_KAFKA__CONNECT_TIMEOUT_MS="500")
+    assert done.returncode == 1
+    assert told(done) == "forebay: not everything is well: config, kafka, redis"
+    assert b"error   kafka: cannot reach Kafka at 127.0.0.1:9" in done.stdout
+    assert b"error   redis: cannot reach Redis at redis://:***@127.0.0.1:9/0" in done.stdout
+    assert b"secret" not in done.stdout
+
+
+def test_standard_input_that_is_no_text_is_refused(tmp_path):
+    assert "not UTF-8" in told(forebay("submit", "-", cwd=tmp_path, stdin=b"caf\xe9", **NOWHERE))
+
+
+SCRIPT = """
+    import asyncio, sys
+    from deploy.cli import common
+
+    async def waits():
+        try:
+            print("ready", flush=True)
+            await asyncio.sleep(60)
+        finally:
+            print("cleaned up", flush=True)
+
+    async def stops():
+        over = asyncio.Event()
+        common.on_stop(over.set)
+        print("ready", flush=True)
+        await over.wait()
+        print("stopped", flush=True)
+        return 7
+
+    def blocks():
+        import time
+        try:
+            print("ready", flush=True)
+            time.sleep(60)
+        finally:
+            print("cleaned up", flush=True)
+
+    async def breaks():
+        raise ExceptionGroup("tasks", [ValueError("two\\nlines")])
+
+    async def floods():
+        while True:
+            print("x" * 1000)
+
+    what = {"blocks": blocks}.get(sys.argv[1]) or (lambda: common.run(globals()[sys.argv[1]]()))
+    common.guarded(what)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("what", "end"), [("waits", b"cleaned up"), ("stops", b"stopped"), ("blocks", b"cleaned up")])
+def test_signals_end_in_good_order_with_their_exit_code(what, end, number):
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+        out, error = process.communicate(timeout=30)
+    assert out.strip() == end
+    assert error.strip() == b""
+    assert process.returncode == 128 + number
+
+
+def test_an_error_of_our_own_making_is_one_line_that_says_so():
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), "breaks"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert told(done) == "forebay: internal error: ValueError: two lines (set FOREBAY_DEBUG=1 for the traceback)"
+    assert done.returncode == 1
+    loud = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "FOREBAY_DEBUG": "1"})
+    assert b"Traceback" in loud.stderr
+
+
+def test_nobody_reading_the_output_ends_it_quietly():
+    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), "floods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_the_configuration_is_found_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    env = {"XDG_DATA_HOME": str(tmp_path / "data")}
+    assert find_config(None, env) is None
+    stack = tmp_path / "data" / "forebay" / "forebay.toml"
+    stack.parent.mkdir(parents=True)
+    stack.touch()
+    assert find_config(None, env) == stack
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "forebay.toml").touch()
+    env["FOREBAY_HOME"] = str(tmp_path / "home")
+    assert find_config(None, env) == tmp_path / "home" / "forebay.toml"
+    Path("forebay.toml").touch()
+    assert find_config(None, env) == Path("forebay.toml")
+    env["FOREBAY_CONFIG"] = "/elsewhere.toml"
+    assert find_config(None, env) == Path("/elsewhere.toml")
+    assert find_config(Path("given.toml"), env) == Path("given.toml")
+
+
+def test_results_on_one_line_and_whole():
+    result = InferenceResult("r", "rejected", error=ErrorInfo(ErrorCode.MODEL_NOT_FOUND, "no\n\x1b[31mmodel"))
+    assert "\n" not in result_line(result)
+    assert "\x1b" not in result_line(result)
+    assert len(result_line(result, 40)) == 40
+    assert failure(result).startswith("forebay: request r rejected: model_not_found: no")
+    assert '"output_text":""' in whole_json(result)

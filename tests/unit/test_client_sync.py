@@ -1,0 +1,77 @@
+"""The client without asyncio: the same calls, from a thread that has no loop."""
+
+import threading
+
+import pytest
+from client_world import World, config_of
+
+from broker import ClientTimeout, SyncClient
+from broker.transport.memory import MemoryTransport
+from schemas import InvalidMessage
+
+
+@pytest.fixture
+def client():
+    config = config_of(ttft_ms=1, tpot_ms=0.1)
+    world = World(config)
+    with SyncClient(config, transport=MemoryTransport(world.cluster, "client")) as client:
+
+        async def begin():
+            await world.ensure()
+            world.dispatcher()
+
+        client.wait(begin())
+        client.world = world
+        yield client
+        client.wait(world.close())
+
+
+def answer(client):
+    async def begin():
+        client.world.worker()
+
+    client.wait(begin())
+
+
+def test_submit_stream_and_results(client):
+    answer(client)
+    result = client.submit("hello", id="one", max_output_tokens=5)
+    assert (result.request_id, result.status) == ("one", "completed")
+    stream = client.stream("hello", max_output_tokens=9)
+    text = "".join(item.text for item in stream)
+    assert text == stream.result.output_text
+    sent = list(client.send_many([{"prompt": "a", "max_output_tokens": 1}] * 5))
+    assert {r.request_id for r in client.results("beginning", ids=sent, timeout_s=20)} == set(sent)
+
+
+def test_several_threads_share_one_client(client):
+    answer(client)
+    got = {}
+    threads = [
+        threading.Thread(target=lambda n=n: got.update({n: client.submit(f"{n}", id=f"t{n}", max_output_tokens=2)}))
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {n: r.request_id for n, r in got.items()} == {n: f"t{n}" for n in range(8)}
+
+
+def test_errors_come_through_and_leaving_a_stream_early_is_fine(client):
+    with pytest.raises(InvalidMessage):
+        client.submit("")
+    with pytest.raises(ClientTimeout):
+        client.submit("nobody answers", timeout_s=0.05)
+    answer(client)
+    for _ in client.stream("x", max_output_tokens=50):
+        break
+    assert client.submit("still here", max_output_tokens=1).status == "completed"
+
+
+def test_close_ends_the_thread_and_may_be_called_twice():
+    config = config_of()
+    client = SyncClient(config, transport=MemoryTransport(World(config).cluster, "client"))
+    client.close()
+    client.close()
+    assert not any(t.name == "forebay-client" and t.is_alive() for t in threading.enumerate())
