@@ -96,7 +96,6 @@ class Log:
             self._file.write(data)
             self._bytes += len(data)
 
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()

@@ -15,7 +15,7 @@ from deploy.local.cache import locked
 from deploy.local.errors import LocalStackError, NotReady, NotRunning
 from deploy.local.home import Home, State, home_path
 from deploy.local.plan import Plan, Report, Wanted, make_plan, worker_name
-from deploy.local.supervisor import read_statuses
+from deploy.local.supervisor import last_line, read_statuses
 from schemas.config import Config, load_config
 
 UP_S = 600.0  # a model on a busy machine
@@ -155,7 +155,7 @@ def _spawn(place: Home, plan: Plan) -> None:
             check=False,
         )
     if done.returncode:
-        message = f"the supervisor does not start: see {log}"
+        message = f"the supervisor does not start: {last_line(str(log))}"
         raise NotReady(message)
 
 
@@ -171,7 +171,7 @@ def _wait_up(place: Home, limit_s: float, report: Report) -> State:
             said = state.waits_for
             report(f"waiting for {said}")
         if gone:
-            message = (state.error if state else None) or f"the supervisor ended: see {place.logs / 'supervisor.log'}"
+            message = (state.error if state else None) or f"the supervisor ended: {last_line(str(place.logs / 'supervisor.log'))}"
             raise NotReady(message)
         if time.monotonic() >= deadline:
             message = f"{said or 'the stack'} did not answer within {limit_s:.0f} s: see the logs in {place.logs}"

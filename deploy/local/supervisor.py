@@ -154,7 +154,7 @@ class Supervisor:
         finally:
             running.stop()
         if code != 0:
-            message = f"the topics could not be made: {_last_line(self._plan.ensure.log)}"
+            message = f"the topics could not be made: {last_line(self._plan.ensure.log)}"
             raise NotReady(message)
 
     def _tick(self) -> None:
@@ -166,7 +166,7 @@ class Supervisor:
             if child.tick(now_s):
                 changed = True
                 if not self._is_up and child.restarts.in_a_row >= START_ENDS_MAX:
-                    message = f"{child.program.name} ends again and again: {_last_line(child.program.log)}"
+                    message = f"{child.program.name} ends again and again: {last_line(child.program.log)}"
                     raise NotReady(message)
         if changed:
             self._sweep()
@@ -256,7 +256,8 @@ def read_statuses(config: Config) -> list[EngineStatus]:
         return []
 
 
-def _last_line(path: str) -> str:
+def last_line(path: str) -> str:
+    """The last words in a log, and where it is."""
     try:
         with Path(path).open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
