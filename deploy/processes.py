@@ -1,6 +1,7 @@
 """The long-running processes, put together: what `forebay dispatch` and `forebay work` run."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -34,6 +35,7 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
         message = "`engines`: no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
         raise ConfigError(message)
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    relax_collector()
     try:
         await _reach(transport, board)
         service = DispatcherService(config, transport, board, name or default_name("dispatcher"))
@@ -74,6 +76,12 @@ async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = 
         await board.close()
         await transport.close()
     return ENGINE_DEAD if worker.engine_died else 0
+
+
+def relax_collector() -> None:
+    """Let Python's cycle collector look less often: a dispatcher holds many thousand records, and none is a cycle."""
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 1_000)
 
 
 def default_name(role: str) -> str:

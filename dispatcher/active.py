@@ -111,7 +111,9 @@ class Active:
         elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:
             self._check_reply(admitted)
         else:
-            self._do(self._machine.handle(Arrived(admitted), self._clock()))
+            effects = self._machine.handle(Arrived(admitted), self._clock())
+            if effects:
+                self._do(effects)
 
     def flush(self) -> None:
         """A batch is in hand: decide."""

@@ -107,31 +107,33 @@ class Part:
         ledger, moved = self._ledger, False
         if ledger is None or self._lost or self._retake:
             return False
-        while self._ahead and self._may_admit(ledger, self._ahead[0].offset):
-            record = self._ahead.popleft()
-            held, moved = _bytes_of(record), True
-            takeovers = ledger.admit(record.offset)
-            if takeovers is None or record.offset in self._running:
-                self._hop.held_bytes -= held
-            elif record.offset in self._ready:
-                self._hop.held_bytes -= held
+        hop, ahead, running, ready = self._hop, self._ahead, self._running, self._ready
+        start, unfinished_max = hop.handler.start, hop.config.unfinished_max
+        while ahead:
+            record = ahead[0]
+            offset = record.offset
+            if (
+                len(running) + len(self._claims) >= unfinished_max  # the commit's metadata can name no more
+                and offset >= ledger.horizon  # what it names already it always may
+                and offset not in running
+                and offset not in ready
+            ):
+                break
+            ahead.popleft()
+            moved = True
+            takeovers = ledger.admit(offset)
+            if takeovers is None or offset in running:
+                hop.held_bytes -= _bytes_of(record)
+            elif offset in ready:
+                hop.held_bytes -= _bytes_of(record)
                 self._wake.set()
-            elif self._hop.claim:
-                self._claims[record.offset] = record, takeovers
+            elif hop.claim:
+                self._claims[offset] = record, takeovers
                 self._wake.set()
             else:
-                self._running[record.offset] = held
-                self._hop.handler.start(record, takeovers)
+                running[offset] = _bytes_of(record)
+                start(record, takeovers)
         return moved
-
-    def _may_admit(self, ledger: Ledger, offset: int) -> bool:
-        """Whether the commit's metadata can name one more unfinished record; what it names already always may."""
-        return (
-            len(self._running) + len(self._claims) < self._hop.config.unfinished_max
-            or offset < ledger.horizon
-            or offset in self._running
-            or offset in self._ready
-        )
 
     def finish(self, offset: int, outputs: Sequence[Outgoing]) -> None:
         """A record's work is over; its outputs hold their place until they are committed."""

@@ -37,7 +37,7 @@ class _Class:
         """Find the tenant with the least start tag in the lines that are not blocked."""
         best: tuple[float, str, _Line] | None = None
         for demand, line in self.lines.items():
-            if demand in blocked:
+            if blocked and demand in blocked:
                 continue
             tag, tenant = self._settle(line)
             if best is None or (tag, tenant) < best[:2]:
@@ -92,10 +92,15 @@ class FairQueue:
 
     def head(self, blocked: Collection[Demand] = ()) -> Item | None:
         """Give the request to be served next among the demands that are not blocked; it stays in line."""
-        for group in sorted(self._classes.values(), key=lambda c: (c.start, c.name)):
-            if group.count and (top := group.top(blocked)):
-                return top[2].waiting[top[1]][0][3]
-        return None
+        best: _Class | None = None
+        found: tuple[float, str, _Line] | None = None
+        for group in self._classes.values():
+            if not group.count or (best is not None and (best.start, best.name) < (group.start, group.name)):
+                continue
+            top = group.top(blocked)
+            if top is not None:
+                best, found = group, top
+        return None if found is None else found[2].waiting[found[1]][0][3]
 
     def serve(self, item: Item) -> None:
         """Take the head out, and charge its class and tenant."""

@@ -81,6 +81,11 @@ class LeastLoaded:
         """Choose pool and worker, or None while nobody has room."""
         after_epoch = dict(item.demand.excluded)
         for tier in self.tiers(item.demand):
+            if len(tier) == 1:
+                only = fleet.least_loaded(tier[0], now_ms, after_epoch.get(tier[0], -1))
+                if only is not None:
+                    return tier[0], only
+                continue
             found = [(w.share, pool, w) for pool in tier if (w := fleet.least_loaded(pool, now_ms, after_epoch.get(pool, -1)))]
             if found:
                 _, pool, worker = min(found, key=lambda f: f[:2])
