@@ -76,7 +76,9 @@ def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
-    table = Table("engine", "device", "versions", "python", box=None)
+    table = Table("engine", "device", box=None)
+    for column in ("versions", "python"):
+        table.add_column(column, overflow="fold")
     table.add_row("sim", "-", "-", sys.executable)
     for entry in found:
         table.add_row(entry.kind, entry.device, _versions(entry), entry.python)

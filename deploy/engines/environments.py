@@ -6,7 +6,6 @@ changed, they are brought up to date and the rest stays.
 """
 
 import hashlib
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from deploy.engines import smollm2
-from deploy.engines.packages import packages_folder
+from deploy.engines.packages import packages_folder, requirements
 from deploy.engines.tools import run, uv
 from deploy.local.cache import cache_home, locked
 from deploy.local.errors import LocalStackError, NotAvailable
@@ -105,9 +104,9 @@ def install(kind: str, device: Device, report: Report) -> Installed:
         marker = _marker(folder)
         if marker is None or marker.recipe != _recipe(device) or not _runs(folder):
             _make(folder, device, report)
-        elif marker.requirements != _core_requirements():
+        elif marker.requirements != requirements():
             report("bringing the packages that Forebay itself needs up to date")
-            run([uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *_core_requirements()], INSTALL_S)
+            run([uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *requirements()], INSTALL_S)
             _write_marker(folder, device)
         _write_path(folder)
         smollm2.make_model(_python(folder), report)
@@ -198,15 +197,6 @@ def _recipe(device: Device) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _core_requirements() -> list[str]:
-    try:
-        requirements = importlib.metadata.requires("forebay") or []
-    except importlib.metadata.PackageNotFoundError:
-        message = "forebay runs from a folder in which it was not installed: `pip install` it, so that its requirements are known"
-        raise LocalStackError(message) from None
-    return sorted(one for one in requirements if "extra ==" not in one)
-
-
 def _marker(folder: Path) -> _Marker | None:
     try:
         return msgspec.json.decode((folder / MARKER).read_bytes(), type=_Marker)
@@ -219,12 +209,12 @@ def _write_marker(folder: Path, device: Device) -> None:
     names = [VLLM[device].partition("==")[0], "torch", "transformers"]
     versions = msgspec.json.decode(run([str(_python(folder)), "-c", asked % names], VENV_S), type=dict[str, str])
     part = folder / f".{MARKER}"
-    part.write_bytes(msgspec.json.encode(_Marker(_recipe(device), _core_requirements(), versions)))
+    part.write_bytes(msgspec.json.encode(_Marker(_recipe(device), requirements(), versions)))
     part.replace(folder / MARKER)
 
 
 def _is_current(folder: Path, marker: _Marker, device: Device) -> bool:
-    return marker.recipe == _recipe(device) and marker.requirements == _core_requirements() and _runs(folder)
+    return marker.recipe == _recipe(device) and marker.requirements == requirements() and _runs(folder)
 
 
 def _make(folder: Path, device: Device, report: Report) -> None:
@@ -237,7 +227,7 @@ def _make(folder: Path, device: Device, report: Report) -> None:
         override = Path(scratch) / "override.txt"
         override.write_text("\n".join([TORCH, *(f"{name} ; python_version < '0'" for name in LEFT_OUT)]) + "\n")
         argv = [uv(), "pip", "install", "--quiet", "--python", str(_python(folder))]
-        argv += [VLLM[device], *smollm2.CONVERTERS, *_core_requirements()]
+        argv += [VLLM[device], *smollm2.CONVERTERS, *requirements()]
         if device == "gpu":
             report(f"installing {VLLM[device]} (some 10 GB)")
             run([*argv, "--torch-backend=auto"], INSTALL_S)

