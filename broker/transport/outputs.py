@@ -46,7 +46,8 @@ class Outputs:
         reply_topic = headers.text(request_headers, headers.REPLY_TOPIC)
         if reply_topic:
             partition = headers.get(request_headers, headers.REPLY_PARTITION)
-            records.append(Outgoing(reply_topic, value, key, out, None if partition is None else headers.number(partition)))
+            number = None if partition is None else headers.number(partition)
+            records.append(Outgoing(reply_topic, value, key, out, number, optional=True))
         return records
 
     def result_partition(self, request_headers: Headers) -> int | None:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from broker.transport.errors import Fenced, OffsetGone, TransportError
+from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.ledger import Ledger
 from broker.transport.protocol import Membership, Outbox, Outgoing, Record, TopicPartition
 
@@ -243,6 +243,9 @@ class Part:
         try:
             places = await asyncio.wait_for(outbox.commit(outputs, ledger.snapshot()), limit_s)
             started = True
+        except (NoSuchTopic, TooLarge) as error:
+            self._leave_out(outputs[error.index] if error.index is not None else None, error)
+            raise
         finally:
             if not started:
                 for record, _ in claims.values():
@@ -259,6 +262,15 @@ class Part:
         hop.pump()
         hop.freed()
         return True
+
+    def _leave_out(self, output: Outgoing | None, error: TransportError) -> None:
+        """Nothing was sent. Without an output that may be left out there is no way forward: that is an alarm."""
+        if output is None or not output.optional:
+            self._hop.fail(error)
+            return
+        log.warning("output_left_out topic=%s error=%s", output.topic, error)
+        for offset, (held, records) in self._ready.items():
+            self._ready[offset] = held, [record for record in records if record is not output]
 
     def _seek(self) -> bool:
         """Go on reading behind what is in hand."""

@@ -41,13 +41,17 @@ class Record(NamedTuple):
 
 
 class Outgoing(NamedTuple):
-    """A record to be written; without a partition the key's murmur2 hash chooses it, without a key any will do."""
+    """A record to be written; without a partition the key's murmur2 hash chooses it, without a key any will do.
+
+    One that is `optional` is left out, by the hop, where its topic has gone: somebody else's reply topic.
+    """
 
     topic: str
     value: bytes | None
     key: bytes | None = None
     headers: Headers = ()
     partition: int | None = None
+    optional: bool = False
 
 
 class Committed(NamedTuple):

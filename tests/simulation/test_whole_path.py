@@ -217,3 +217,20 @@ def test_streams_come_in_order_and_make_up_the_whole_text():
     assert {c.run_id for c in chunks} == {result.run_id}
     assert chunks[-1].finish_reason == result.finish_reason
     assert len(chunks) > 2
+
+
+def test_a_reply_topic_that_goes_away_delays_nobody():
+    async def scenario(stack):
+        stack.cluster.add_topic("mine.replies", 1)
+        stack.dispatcher("d1")
+        await stack.produce([b'{"id":"gone","prompt":"a"}'], headers=[("kafka_replyTopic", b"mine.replies")])
+        while not await stack.read(TOPICS.requests("interactive")):
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(2.0)
+        stack.cluster.topics.pop("mine.replies")
+        stack.worker("w1")
+        await stack.produce(prompts(5))
+        return await stack.results(6)
+
+    results = on_stack(scenario)
+    assert {r.request_id: r.status for r in results} == {f"r{n}": "completed" for n in range(5)} | {"gone": "completed"}
