@@ -8,11 +8,14 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as stock
 
 from broker.transport import TopicPartition
+from broker.transport.kafka.link import client_settings
 from broker.transport.kafka.noise import Quiet
 from broker.transport.partitioner import murmur2, partition_for
 from broker.transport.protocol import Record
 from broker.transport.topic_plan import Existing, plan_topic
 from broker.transport.turns import take_in_turn
+from schemas.config import KafkaConfig
+from schemas.errors import ConfigError
 from schemas.topics import TopicSpec
 
 
@@ -94,3 +97,23 @@ def test_the_log_filter_lets_one_of_a_kind_through(monkeypatch):
     assert line("Unable to update metadata from %s", [7]) == "Unable to update metadata from [7] (500 more like this)"
     assert line('Unable connect to "%s:%s": %s', "host", 1, "refused") is None
     assert quiet.last_reason == "refused"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"security_protocol": "SASL_PLAINTEXT"}, r"kafka\.sasl_username and kafka\.sasl_password: expected with SASL_PLAINTEXT"),
+        ({"security_protocol": "SSL", "ssl_cafile": "/no/such/file.pem"}, r"kafka\.ssl_cafile: cannot read /no/such/file\.pem"),
+    ],
+)
+def test_security_settings_that_cannot_work_stop_the_start(settings, told):
+    with pytest.raises(ConfigError, match=told):
+        client_settings(KafkaConfig(**settings))
+
+
+def test_security_settings_reach_the_library():
+    config = KafkaConfig(security_protocol="SASL_SSL", sasl_mechanism="SCRAM-SHA-512", sasl_username="u", sasl_password="p")
+    settings = client_settings(config)
+    assert [settings[f"sasl_{name}"] for name in ("mechanism", "plain_username", "plain_password")] == ["SCRAM-SHA-512", "u", "p"]
+    assert settings["ssl_context"].check_hostname
+    assert "ssl_context" not in client_settings(KafkaConfig())

@@ -25,6 +25,7 @@ log = logging.getLogger("forebay.kafka")
 
 LOOK_S = 0.1
 ENSURE_MS = 60_000
+SETTLE_S = 20.0
 NOT_DONE = "NOT done"
 _SETTLED = ("Stable", "Empty", "Dead")
 _OF_TOPIC = 1  # where a setting comes from: the topic itself, not the broker's defaults
@@ -66,9 +67,13 @@ class KafkaAdmin:
             existing = await self._existing([spec.name for spec in topics])
             plans = {spec.name: plan_topic(spec, existing.get(spec.name), replication, min_insync) for spec in topics}
             lines = [*await self._create(plans, replication), *await self._grow(plans), *await self._alter(plans)]
-            undone = [line for line in lines if line.startswith(NOT_DONE)]
-            changed = [spec for spec in topics if plans[spec.name].lines and not any(spec.name in line for line in undone)]
-            await self._until_so(changed, min_insync)
+            undone = {word.strip(":") for line in lines if line.startswith(NOT_DONE) for word in line.split()}
+            changed = [spec for spec in topics if plans[spec.name].lines and spec.name not in undone]
+            try:
+                async with asyncio.timeout(SETTLE_S):
+                    await self._until_so(changed, min_insync)
+            except TimeoutError:  # another process may wish for something else
+                log.warning("topics_unsettled topics=%s", ",".join(spec.name for spec in changed))
             return lines
 
     async def compare(self, topics: Sequence[TopicSpec], min_insync: int) -> list[TopicPlan]:

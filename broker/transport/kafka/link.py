@@ -1,11 +1,14 @@
 """How every aiokafka object is made, started, bounded and let go, and how its errors become ours."""
 
+# ruff: noqa: SLF001 - the library is pinned, and its inner workings are the point here
+
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
+from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import (
     InvalidProducerEpoch,
@@ -14,6 +17,7 @@ from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
+    ProducerClosed,
     ProducerFenced,
     UnknownTopicOrPartitionError,
 )
@@ -166,3 +170,16 @@ async def let_go(
             closing = asyncio.ensure_future(client.close())
             await asyncio.wait([closing], timeout=_FORCE_S)
             await kill(closing)
+
+
+async def let_go_of_producer(what: str, producer: AIOKafkaProducer, limit_s: float) -> None:
+    """Stop a producer of the library within a bound; what it could not send fails."""
+    ending = producer._txn_manager.wait_for_transaction_end() if producer._txn_manager is not None else None
+    if ending is not None:
+        ending.add_done_callback(look_at)
+    await let_go(what, producer.stop, producer.client, lambda: [producer._sender.sender_task], limit_s)
+    accumulator = producer._message_accumulator
+    for batch in [batch for queued in accumulator._batches.values() for batch in queued]:
+        accumulator._pending_batches.add(batch)  # one that was queued again is expected there once it fails
+        batch._drain_waiter.add_done_callback(look_at)
+    accumulator.fail_all(ProducerClosed())  # its flush would wait on in the background

@@ -14,11 +14,13 @@ from broker.transport.errors import Fenced, TransportError
 from broker.transport.kafka.batches import BATCH_BYTES, BatchWriter, Place, acknowledged
 from broker.transport.kafka.consumer import KafkaConsumer
 from broker.transport.kafka.control import Control
-from broker.transport.kafka.link import bootstrap, client_settings, deadline, let_go, look_at, translate
+from broker.transport.kafka.link import bootstrap, client_settings, deadline, let_go_of_producer, look_at, translate
 from broker.transport.kafka.producer import SharedProducer
 from broker.transport.protocol import Committed, Outgoing, TopicPartition
 from broker.transport.refusals import refuse_long_metadata
 from schemas.config import KafkaConfig
+
+CLOSE_S = 0.5  # nothing is queued after a commit, and what is queued after a failed one is of no use
 
 # A transaction begun right after the last is answered "not yet"; the library then waits 20 ms, hard-coded.
 library_sender.BACKOFF_OVERRIDE = 0.003
@@ -97,10 +99,7 @@ class TransactionalOutbox:
         self._usable, self._closed = False, True
         producer, self._producer = self._producer, None
         if producer is not None:
-            ending = producer._txn_manager.wait_for_transaction_end()
-            if ending is not None:
-                ending.add_done_callback(look_at)
-            await let_go(f"outbox {self._id}", producer.stop, producer.client, lambda: [producer._sender.sender_task])
+            await let_go_of_producer(f"outbox {self._id}", producer, CLOSE_S)
 
     def _told(self, error: TransportError) -> TransportError:
         """After being fenced the library fails in many ways; its sender knows the first."""

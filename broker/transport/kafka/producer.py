@@ -15,7 +15,7 @@ from aiokafka.structs import TopicPartition as KafkaPartition
 from broker.transport.errors import TransportError
 from broker.transport.kafka.batches import BATCH_BYTES, BatchWriter, Place, base_offset
 from broker.transport.kafka.control import Control
-from broker.transport.kafka.link import bootstrap, client_settings, deadline, let_go, look_at, translate
+from broker.transport.kafka.link import bootstrap, client_settings, deadline, let_go_of_producer, look_at, translate
 from broker.transport.protocol import Outgoing
 from broker.transport.refusals import refuse_too_large
 from schemas.config import KafkaConfig
@@ -23,6 +23,8 @@ from schemas.config import KafkaConfig
 log = logging.getLogger("forebay.kafka")
 
 QUEUED_BYTES_MAX = 64 * 2**20
+FLUSH_S = 5.0
+STOP_S = 1.0
 _RETRY_BACKOFF_MS = 20
 
 
@@ -57,7 +59,7 @@ class SharedProducer:
         """Let go, with whatever is still queued."""
         producer, self._producer, self._writer = self._producer, None, None
         if producer is not None:
-            await _let_go(producer)
+            await let_go_of_producer("producer", producer, STOP_S)
 
     def _is_wedged(self) -> bool:
         """After some errors (a sequence out of order) the library's producer fails for good."""
@@ -92,7 +94,7 @@ class SharedProducer:
             async with deadline(config.request_timeout_ms, "starting a producer"):
                 await producer._sender.start()  # `producer.start` would only connect again first
         except BaseException:
-            await _let_go(producer)
+            await let_go_of_producer("producer", producer, STOP_S)
             raise
         return producer
 
@@ -164,7 +166,7 @@ class KafkaProducer:
         self._closed = True
         waiting = [w.acknowledged for lane in self._lanes.values() for w in (*lane.sent, *lane.queued)]
         if waiting:
-            await asyncio.wait(waiting, timeout=self._config.request_timeout_ms / 1000)
+            await asyncio.wait(waiting, timeout=FLUSH_S)
         for lane in self._lanes.values():
             self._fail(lane, TransportError("the producer was closed before the record was acknowledged"))
 
@@ -230,7 +232,3 @@ class KafkaProducer:
     def _forget(self, over: list[_Waiting]) -> None:
         self._queued_bytes -= sum(waiting.size for waiting in over)
         self._room.set()
-
-
-async def _let_go(producer: AIOKafkaProducer) -> None:
-    await let_go("producer", producer.stop, producer.client, lambda: [producer._sender.sender_task])
