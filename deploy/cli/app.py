@@ -1,6 +1,7 @@
 """The group of all commands. A command's module is imported when it is used, so that `--help` stays quick."""
 
 import importlib
+import logging
 from importlib import metadata
 
 import click
@@ -74,5 +75,6 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
+    logging.lastResort = None  # commands tell what matters; `dispatch` and `work` log on purpose
     _readable(cli)
     guarded(lambda: cli.main(prog_name="forebay", standalone_mode=False))
