@@ -24,6 +24,7 @@ from schemas.topics import Topics, TopicSpec
 Verdict = Literal["ok", "warning", "error"]
 
 LIMIT_S = 13.0
+ASK_GROUP_S = 5.0
 _MARKS = {"ok": "ok      ", "warning": "warning ", "error": "error   "}
 
 
@@ -164,7 +165,13 @@ async def _delivery(config: Config, transport: Transport, topics: Topics) -> lis
 
 
 async def _dispatcher(admin: Admin, topics: Topics) -> list[Finding]:
-    active = (await admin.owned(topics.election_group)).get(TopicPartition(topics.control, 0))
+    try:
+        async with asyncio.timeout(ASK_GROUP_S):
+            owners = await admin.owned(topics.election_group)
+    except (TransportError, TimeoutError) as error:  # Tansu, for one, does not tell
+        why = " ".join(str(error).split()) or f"no answer within {ASK_GROUP_S:g} s"
+        return [Finding("dispatcher", "warning", f"the broker does not tell whether one is active ({why})")]
+    active = owners.get(TopicPartition(topics.control, 0))
     if active is None:
         return [Finding("dispatcher", "warning", "none is active: start one with `forebay dispatch` or `forebay local up`")]
     return [Finding("dispatcher", "ok", f"{active} is active")]

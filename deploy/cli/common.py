@@ -110,6 +110,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
             loop.add_signal_handler(number, watch.on_signal, number, task)
         return await main
 
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         result = asyncio.run(under_signals())
     except asyncio.CancelledError:
@@ -119,6 +120,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         if watch.got is None:
             raise
         tell(error)
+    finally:
+        for number, handler in before.items():  # the loop's end put the system's own in their place
+            signal.signal(number, handler)
     if watch.got is not None:
         raise SystemExit(128 + watch.got)
     return result

@@ -7,10 +7,12 @@ import msgspec
 from msgspec import structs
 
 from broker.transport.connect import connect
-from deploy.cli.common import config_option, json_option, run
+from deploy.cli.common import EXIT_ERROR, config_option, json_option, run
 from schemas.config import Config, TopicsConfig, parse_config
 from schemas.errors import ConfigError
 from schemas.topics import Topics, TopicSpec
+
+NOT_DONE = "NOT done"  # so begins an admin's line on what the broker cannot do
 
 
 @click.group()
@@ -44,12 +46,18 @@ def ensure(
     changed = _with(config, prefix, replication, min_insync)
     specs = _widened(Topics(changed.kafka.topic_prefix), changed, partitions)
     lines = run(_ensure(changed, specs))
+    undone = [line for line in lines if line.startswith(NOT_DONE)]
+    done = [line for line in lines if line not in undone]
     if as_json:
-        click.echo(msgspec.json.encode({"topics": {s.name: s.partitions for s in specs}, "done": lines}))
-        return
-    for line in lines:
-        click.echo(line)
-    click.echo(f"{len(specs)} topics are as they should be", err=True)
+        click.echo(msgspec.json.encode({"topics": {s.name: s.partitions for s in specs}, "done": done, "not_done": undone}))
+    else:
+        for line in done:
+            click.echo(line)
+    if undone:
+        click.echo(f"forebay: {'; '.join(undone)}", err=True)
+        raise SystemExit(EXIT_ERROR)
+    if not as_json:
+        click.echo(f"{len(specs)} topics are as they should be", err=True)
 
 
 async def _ensure(config: Config, specs: list[TopicSpec]) -> list[str]:

@@ -137,6 +137,13 @@ SCRIPT = """
         finally:
             print("cleaned up", flush=True)
 
+    async def nothing():
+        pass
+
+    def goes_on():
+        common.run(nothing())
+        blocks()
+
     async def breaks():
         raise ExceptionGroup("tasks", [ValueError("two\\nlines")])
 
@@ -144,13 +151,15 @@ SCRIPT = """
         while True:
             print("x" * 1000)
 
-    what = {"blocks": blocks}.get(sys.argv[1]) or (lambda: common.run(globals()[sys.argv[1]]()))
+    what = {"blocks": blocks, "goes_on": goes_on}.get(sys.argv[1]) or (lambda: common.run(globals()[sys.argv[1]]()))
     common.guarded(what)
 """
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize(("what", "end"), [("waits", b"cleaned up"), ("stops", b"stopped"), ("blocks", b"cleaned up")])
+@pytest.mark.parametrize(
+    ("what", "end"), [("waits", b"cleaned up"), ("stops", b"stopped"), ("blocks", b"cleaned up"), ("goes_on", b"cleaned up")]
+)
 def test_signals_end_in_good_order_with_their_exit_code(what, end, number):
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), what]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
