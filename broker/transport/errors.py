@@ -1,11 +1,11 @@
 """Errors of the transport.
 
-    TransportError            anything the cluster did that we could not use; the outcome may be unknown
-    ├── Unreachable           no broker answers at the address
-    ├── Fenced                a newer outbox of the same input partition exists
-    ├── NoSuchTopic           a topic that must exist does not
-    ├── TooLarge              a record above the size the broker takes
-    └── OffsetGone            a committed offset is no longer there: records were lost to retention
+TransportError            anything the cluster did that we could not use; the outcome may be unknown
+├── Unreachable           no broker answers at the address
+├── Fenced                a newer outbox of the same input partition exists
+├── NoSuchTopic           a topic that must exist does not
+├── TooLarge              a record above the size the broker takes
+└── OffsetGone            a committed offset is no longer there: records were lost to retention
 """
 
 

@@ -49,7 +49,12 @@ class BareLoop:
 
     def _producer(self, **settings) -> AIOKafkaProducer:
         return AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap, acks="all", linger_ms=0, max_batch_size=BATCH_BYTES, max_request_size=8 << 20, **settings
+            bootstrap_servers=self._bootstrap,
+            acks="all",
+            linger_ms=0,
+            max_batch_size=BATCH_BYTES,
+            max_request_size=8 << 20,
+            **settings,
         )
 
     async def run(self, count: int, records_max: int = 2_000) -> float:

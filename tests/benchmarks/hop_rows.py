@@ -19,7 +19,12 @@ def config(kafka: str, prefix: str, delivery: str):
     return parse_config(
         {
             "kafka": {"bootstrap": kafka, "topic_prefix": prefix, "delivery": delivery},
-            "topics": {"request_partitions": PARTITIONS, "engine_partitions": WORKERS, "retry_partitions": 1, "lane_partitions": 1},
+            "topics": {
+                "request_partitions": PARTITIONS,
+                "engine_partitions": WORKERS,
+                "retry_partitions": 1,
+                "lane_partitions": 1,
+            },
             "engines": {"bench": {"kind": "transformer", "model": "bench"}},
         }
     )

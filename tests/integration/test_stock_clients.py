@@ -24,7 +24,10 @@ class Results:
 
     def __init__(self, stack, topic="forebay.results"):
         self.consumer = KafkaConsumer(
-            bootstrap_servers=stack.kafka, isolation_level="read_committed", enable_auto_commit=False, auto_offset_reset="earliest"
+            bootstrap_servers=stack.kafka,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
         )
         partitions = [TopicPartition(topic, n) for n in sorted(self.consumer.partitions_for_topic(topic))]
         self.consumer.assign(partitions)
@@ -93,7 +96,8 @@ def test_malformed_records_are_dead_letters_and_the_stream_goes_on(sim_stack):
     producer.flush(60)
     send(sim_stack, prefix, 5, topic="forebay.requests.interactive")
     statuses = {r["request_id"]: r["status"] for r in Results(sim_stack).until(prefix, 7)}
-    assert statuses == {f"{prefix}huge": "rejected", f"{prefix}type": "rejected", **{f"{prefix}{n}": "completed" for n in range(5)}}
+    completed = {f"{prefix}{n}": "completed" for n in range(5)}
+    assert statuses == {f"{prefix}huge": "rejected", f"{prefix}type": "rejected", **completed}
     reader = Results(sim_stack, "forebay.dead-letters")
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline and len(reader.records) < len(bad):
@@ -142,7 +146,7 @@ def test_request_and_reply_as_spring_does_it(sim_stack):
     assert by_id[f"{prefix}0"]["status"] == "completed"
     assert "does not exist" in by_id[f"{prefix}1"]["error"]["message"]
     assert "not allowed" in by_id[f"{prefix}2"]["error"]["message"]
-    (reply,) = [r for r in _replies(sim_stack, f"{prefix}mine.replies")]
+    (reply,) = _replies(sim_stack, f"{prefix}mine.replies")
     assert reply.partition == 1
     assert dict(reply.headers)["kafka_correlationId"] == correlation
     assert json.loads(reply.value)["request_id"] == f"{prefix}0"

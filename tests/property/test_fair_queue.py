@@ -47,7 +47,9 @@ def test_backlogged_tenants_stay_within_the_bound(pairs, weight_a, weight_b):
         assert abs(served["a"] - served["b"]) <= bound * (1 + 1e-9)
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcd"), costs, st.sampled_from(["interactive", "batch"]), st.booleans()), max_size=150))
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), costs, st.sampled_from(["interactive", "batch"]), st.booleans()), max_size=150)
+)
 def test_everything_that_went_in_comes_out_once(requests):
     q = queue()
     for n, (tenant, cost, service_class, other) in enumerate(requests):

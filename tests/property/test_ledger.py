@@ -1,5 +1,7 @@
 """The ledger against a model: any order of finishes, gaps, crashes and takeovers; damaged and foreign metadata."""
 
+import string
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,9 @@ def test_no_record_is_lost_or_run_after_its_finish_was_committed(gaps, first, st
             assert committed is None or ledger.snapshot() == committed
     open_now = {o for o, _ in running}
     for offset in offsets:
-        assert ledger.is_finished(offset) == (offset in done_durably | finished) or offset in open_now or offset >= ledger.position
+        if offset not in open_now and offset < ledger.position:
+            assert ledger.is_finished(offset)
+            assert offset in done_durably | finished
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**30), st.integers(0, 2)), min_size=1, max_size=400))
@@ -82,9 +86,9 @@ def test_a_damaged_byte_is_read_as_empty(data):
         ledger.finish(offset)
     metadata = ledger.snapshot().metadata
     at = data.draw(st.integers(3, len(metadata) - 1))
-    other = data.draw(st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=!").filter(lambda c: c != metadata[at]))
+    other = data.draw(st.sampled_from(string.ascii_letters + string.digits + "+/=!").filter(lambda c: c != metadata[at]))
     damaged = Ledger(Committed(100, metadata[:at] + other + metadata[at + 1 :]))
-    assert damaged.unfinished in {0, ledger.unfinished}  # the last character may carry bits that say nothing
+    assert damaged.unfinished in {0, ledger.unfinished}  # the last character may carry bits that mean nothing
     assert not damaged.is_finished(101)
 
 

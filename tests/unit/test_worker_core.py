@@ -50,7 +50,9 @@ def test_a_request_dropped_while_it_waits_never_runs():
     assert machine.handle(Ended(1)) == []
 
 
-@pytest.mark.parametrize("code", [ErrorCode.UNHEALTHY, ErrorCode.CAPACITY_EXCEEDED, ErrorCode.PREEMPTED, ErrorCode.CONTEXT_OVERFLOW])
+@pytest.mark.parametrize(
+    "code", [ErrorCode.UNHEALTHY, ErrorCode.CAPACITY_EXCEEDED, ErrorCode.PREEMPTED, ErrorCode.CONTEXT_OVERFLOW]
+)
 def test_an_engine_that_cannot_is_not_the_requests_fault(code):
     verdict = after_failure(envelope(attempts=2), ErrorInfo(code, "no"), RUNNER, CONFIG, NOW)
     assert isinstance(verdict, Retry)
