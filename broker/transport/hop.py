@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from broker.transport.errors import TransportError
+from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.part import Part
 from broker.transport.protocol import Consumer, Membership, Outgoing, Record, TopicPartition, Transport
 from schemas.config import HopConfig
@@ -192,6 +192,9 @@ class Hop:
         self._freed.clear()
         try:
             records = await self.consumer.poll(ready, max(room, 1), POLL_MS)
+        except OffsetGone as error:
+            self.fail(error)
+            return
         except TransportError as error:
             log.warning("poll_failed group=%s error=%s", self.group, error)
             await asyncio.sleep(PAUSE_S)

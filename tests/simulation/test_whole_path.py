@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 from collections import Counter
 
+import pytest
 from virtual_loop import run_virtual
 
+from broker.transport.errors import OffsetGone
 from broker.transport.memory import MemoryCluster, MemoryTransport
 from broker.transport.protocol import Outgoing, TopicPartition
 from dispatcher.service import DispatcherService
@@ -233,3 +235,21 @@ def test_a_reply_topic_that_goes_away_delays_nobody():
 
     results = on_stack(scenario)
     assert {r.request_id: r.status for r in results} == {f"r{n}": "completed" for n in range(5)} | {"gone": "completed"}
+
+
+def test_records_that_were_deleted_before_they_were_served_stop_the_dispatcher_aloud():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce(prompts(8))
+        await stack.results(8)
+        stack.ways["d1"].kill()
+        stack.tasks.pop("d1").cancel()
+        await stack.produce(prompts(8))
+        admin = await stack.transport.admin()
+        await admin.trim({TopicPartition(INTERACTIVE, n): 1_000 for n in range(2)})
+        stack.dispatcher("d2")
+        with pytest.raises(OffsetGone, match="committed offset"):
+            await asyncio.wait_for(stack.tasks.pop("d2"), 60)
+
+    on_stack(scenario)
