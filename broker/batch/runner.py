@@ -34,6 +34,7 @@ POLL_MS = 200
 RECORDS_MAX = 500
 RETRY_S = 1.0
 SETTLE_S = 5.0
+PROBE_S = 10.0  # so long without a record: is the cluster still there? A poll does not tell
 QUIET_POLLS = 5  # so many polls without a record: what lay there at the start has been read
 TURN_LINES = 32  # lines after which the other tasks get their turn
 
@@ -194,6 +195,7 @@ class _Runner:
         self._offset, self._sent_to = self._journal.offset, self._journal.sent
         self._awaited.update(plan.awaited())
         self._patience_read, self._patience_send = (_Patience(self._limits.absence_ms / 1000) for _ in range(2))
+        self._heard_at = asyncio.get_running_loop().time()
         consumer.seek(self._place, self._offset)
         return consumer
 
@@ -309,8 +311,13 @@ class _Runner:
                 raise Stalled(message)
 
     async def _poll(self, consumer: Consumer) -> list[Record]:
+        loop = asyncio.get_running_loop()
         try:
             records = await consumer.poll([self._place], RECORDS_MAX, POLL_MS)
+            if not records and loop.time() - self._heard_at < PROBE_S:
+                return []
+            if not records:
+                await self._transport.check()
         except OffsetGone as gone:
             first, end = (await consumer.bounds([self._place]))[self._place]
             log.warning("batch_results_gone first=%d end=%d action=send_again error=%s", first, end, gone)
@@ -322,6 +329,7 @@ class _Runner:
         except TransportError as error:
             await self._patience_read.bear(error)
             return []
+        self._heard_at = loop.time()
         self._patience_read.well()
         return records
 
