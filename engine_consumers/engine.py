@@ -71,7 +71,7 @@ class Engine(Protocol):
     """Runs a model. All calls are made from one event loop."""
 
     async def start(self) -> None:
-        """Load the model and be ready.
+        """Load the model and be ready. A start that failed or was cancelled is followed by `close`, too.
 
         Raises:
             ConfigError: An option or the model's path is wrong.

@@ -22,6 +22,7 @@ from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.runs import Runs
 from engine_consumers.transformer.loading import Loaded, load
 from engine_consumers.transformer.options import TransformerOptions, model_source
+from engine_consumers.transformer.orphans import OrphanGuard
 from engine_consumers.transformer.prompts import Prompts
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
@@ -103,10 +104,12 @@ class TransformerEngine:
         self._prompts: Prompts | None = None
         self._probe: GpuProbe | None = None
         self._watcher: asyncio.Task[None] | None = None
+        self._guard = OrphanGuard()
 
     async def start(self) -> None:
         """Load the model; see `Engine.start`."""
         arguments = self._options.arguments(self._model, self._config.slots)
+        self._guard.start()
         self._loaded = loaded = await load(arguments, self._options.start_timeout_s)
         self._prompts = Prompts(loaded.tokenizer, loaded.vocabulary, self._options.chat_template)
         device = first_visible() if loaded.is_cuda else None
@@ -198,6 +201,7 @@ class TransformerEngine:
         if self._loaded is not None:
             loaded, self._loaded = self._loaded, None
             await loaded.shutdown(CLOSE_S)
+        await asyncio.to_thread(self._guard.release)
 
     def _started(self) -> Loaded:
         if self._loaded is None:

@@ -1,6 +1,9 @@
 """What the transformer engine decides before vLLM is there; what it does with vLLM is in the conformance suite."""
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -169,3 +172,28 @@ def test_the_gpu_is_the_first_visible_one(environ, device):
 
 def test_a_gpu_that_is_not_there_has_no_figures():
     assert GpuProbe("GPU-none").read() == GpuFigures()
+
+
+WORKER = """
+import subprocess, sys
+from engine_consumers.transformer.orphans import OrphanGuard
+guard = OrphanGuard()
+guard.start()
+core = "import signal, sys; sys.stdout.write('up\\\\n'); sys.stdout.flush(); signal.pause()"
+subprocess.Popen([sys.executable, "-c", core], stdin=subprocess.DEVNULL, start_new_session=True)
+sys.stdin.read()
+guard.release()
+sys.stdin = None
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="the guard finds processes by /proc, which is not here")
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_no_child_outlives_its_worker(is_killed):
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout.readline() == b"up\n"
+        if is_killed:
+            worker.kill()
+        worker.stdin.close()
+        # The child holds the other end of this pipe and waits for ever: only its death ends the reading.
+        assert worker.stdout.read() == b""
