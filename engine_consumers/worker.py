@@ -69,7 +69,7 @@ class Worker:
         clock: Unix time in milliseconds.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         config: Config,
         name: str,

@@ -26,6 +26,7 @@ Text = Annotated[str, Meta(min_length=1)]
 Delivery = Literal["exactly_once", "at_least_once"]
 
 DAY_MS = 86_400_000
+RECORD_BYTES_MAX = 8 * 2**20
 
 
 class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     rebalance_timeout_ms: Positive = 3_000
     transaction_timeout_ms: Positive = 5_000
     retry_backoff_ms: Positive = 5
-    record_bytes_max: Positive = 8 * 2**20
+    record_bytes_max: Positive = RECORD_BYTES_MAX
 
 
 class RedisConfig(Struct, frozen=True, forbid_unknown_fields=True):

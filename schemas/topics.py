@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from schemas.config import TopicsConfig
+from schemas.config import RECORD_BYTES_MAX, TopicsConfig
 from schemas.messages import ServiceClass
 
 FOREVER = "-1"
@@ -79,10 +79,17 @@ class Topics:
         """Whether a topic is ours or Kafka's own, and so never a reply topic."""
         return topic.startswith((f"{self.prefix}.", "__"))
 
-    def specs(self, config: TopicsConfig, pools: list[str]) -> list[TopicSpec]:
-        """List every topic of the cell, with the pools' topics, as they should exist."""
-        forever = {"retention.ms": FOREVER, "retention.bytes": FOREVER}
-        passing = {"retention.ms": str(config.results_retention_ms)}
+    def specs(self, config: TopicsConfig, pools: list[str], record_bytes_max: int = RECORD_BYTES_MAX) -> list[TopicSpec]:
+        """List every topic of the cell, with the pools' topics, as they should exist.
+
+        Args:
+            config: Partitions and retention.
+            pools: The pools, each of which has a topic.
+            record_bytes_max: `kafka.record_bytes_max`; many clusters take only 1 MiB unless a topic says otherwise.
+        """
+        size = {"max.message.bytes": str(record_bytes_max)}
+        forever = {"retention.ms": FOREVER, "retention.bytes": FOREVER, **size}
+        passing = {"retention.ms": str(config.results_retention_ms), **size}
         accepted = [
             TopicSpec(self.requests("interactive"), config.request_partitions, forever),
             TopicSpec(self.requests("batch"), config.request_partitions, forever),
@@ -94,6 +101,6 @@ class Topics:
             *accepted,
             TopicSpec(self.control, 1, forever),
             TopicSpec(self.results, config.result_partitions, passing),
-            TopicSpec(self.streams, config.result_partitions, {"retention.ms": str(config.streams_retention_ms)}),
-            TopicSpec(self.dead_letters, config.dead_letter_partitions, {"retention.ms": FOREVER}),
+            TopicSpec(self.streams, config.result_partitions, {"retention.ms": str(config.streams_retention_ms), **size}),
+            TopicSpec(self.dead_letters, config.dead_letter_partitions, forever),
         ]

@@ -133,7 +133,7 @@ async def _reached(config: Config, transport: Transport) -> list[Finding]:
 
 
 async def _topics(config: Config, admin: Admin, topics: Topics) -> list[Finding]:
-    specs = topics.specs(config.topics, config.pools)
+    specs = topics.specs(config.topics, config.pools, config.kafka.record_bytes_max)
     plans = await admin.compare(specs, config.topics.min_insync)
     wrong = [_wrong(spec, plan) for spec, plan in zip(specs, plans, strict=True) if plan.lines]
     if not wrong:

@@ -83,7 +83,7 @@ def _with(config: Config, prefix: str | None, replication: int | None, min_insyn
 
 
 def _widened(names: Topics, config: Config, wanted: tuple[str, ...]) -> list[TopicSpec]:
-    specs = {spec.name: spec for spec in names.specs(config.topics, config.pools)}
+    specs = {spec.name: spec for spec in names.specs(config.topics, config.pools, config.kafka.record_bytes_max)}
     for one in wanted:
         name, _, number = one.rpartition("=")
         full = name if name in specs else f"{names.prefix}.{name}"
