@@ -7,7 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from broker.transport.errors import TransportError
-from broker.transport.hop import Hop, Place, Work
+from broker.transport.handler import Place, Work
+from broker.transport.hop import Hop
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
 from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick

@@ -14,7 +14,8 @@ from msgspec import Struct
 from redis.exceptions import RedisError
 
 from broker.transport.errors import TransportError
-from broker.transport.hop import Hop, Place, Work
+from broker.transport.handler import Place, Work
+from broker.transport.hop import Hop
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition, Transport
 from engine_consumers.chunks import ChunkPublisher

@@ -11,39 +11,17 @@ partition went to somebody else or the record turns out to be finished.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from broker.transport.errors import OffsetGone, TransportError
+from broker.transport.handler import Handler, Work
 from broker.transport.part import Part
-from broker.transport.protocol import Consumer, Membership, Outgoing, Record, TopicPartition, Transport
+from broker.transport.protocol import Consumer, Membership, Outgoing, TopicPartition, Transport
 from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
 
 POLL_MS = 20
 PAUSE_S = 0.05
-
-Work = tuple[TopicPartition, int]  # a record in hand: its partition and offset
-Place = tuple[int, int]  # where an output went: partition and offset
-
-
-class Handler(Protocol):
-    """What a hop does with its records. All calls are synchronous and quick."""
-
-    def room(self) -> int:
-        """How many more records may be taken in now."""
-
-    def start(self, record: Record, takeovers: int) -> None:
-        """Begin work on a record; `takeovers` counts its earlier, unfinished runs."""
-
-    def flush(self) -> None:
-        """A batch of `start` calls is over."""
-
-    def drop(self, work: Work) -> None:
-        """Forget a record in hand: it is not ours to finish any more."""
-
-    def committed(self, work: Work, places: Sequence[Place]) -> None:
-        """A record's output is durable; `places` tells where each of its outputs went, where that is known."""
 
 
 class Hop:

@@ -12,14 +12,13 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
+from broker.transport.handler import Handler
 from broker.transport.ledger import Ledger
-from broker.transport.protocol import Membership, Outbox, Outgoing, Record, TopicPartition
-
-if TYPE_CHECKING:
-    from broker.transport.hop import Hop
+from broker.transport.protocol import Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
+from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
 
@@ -29,10 +28,37 @@ LAST_COMMIT_S = 5.0
 CLOSE_S = 10.0
 
 
+class Owner(Protocol):
+    """The hop, as its partitions see it."""
+
+    transport: Transport
+    group: str
+    handler: Handler
+    config: HopConfig
+    claim: bool
+    held_bytes: int
+
+    @property
+    def consumer(self) -> Consumer:
+        """Reads all partitions of the hop."""
+
+    async def still_owner(self) -> bool:
+        """Ask whoever knows whether our partitions are still ours."""
+
+    def freed(self) -> None:
+        """A record was let go, so there may be room."""
+
+    def pump(self) -> None:
+        """Admit what was read ahead."""
+
+    def fail(self, error: Exception) -> None:
+        """Stop with an alarm: going on would lose records."""
+
+
 class Part:
     """Owns one partition from its assignment until it is lost."""
 
-    def __init__(self, hop: "Hop", tp: TopicPartition) -> None:
+    def __init__(self, hop: Owner, tp: TopicPartition) -> None:
         self._hop, self._tp = hop, tp
         self._ledger: Ledger | None = None
         self._outbox: Outbox | None = None

@@ -1,0 +1,28 @@
+"""What a hop does with its records: the dispatcher's and the worker's side of it."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from broker.transport.protocol import Record, TopicPartition
+
+Work = tuple[TopicPartition, int]  # a record in hand: its partition and offset
+Place = tuple[int, int]  # where an output went: partition and offset
+
+
+class Handler(Protocol):
+    """What a hop does with its records. All calls are synchronous and quick."""
+
+    def room(self) -> int:
+        """How many more records may be taken in now."""
+
+    def start(self, record: Record, takeovers: int) -> None:
+        """Begin work on a record; `takeovers` counts its earlier, unfinished runs."""
+
+    def flush(self) -> None:
+        """A batch of `start` calls is over."""
+
+    def drop(self, work: Work) -> None:
+        """Forget a record in hand: it is not ours to finish any more."""
+
+    def committed(self, work: Work, places: Sequence[Place]) -> None:
+        """A record's output is durable; `places` tells where each of its outputs went, where that is known."""
