@@ -83,7 +83,10 @@ def kafka_runtime(folder: Path) -> KafkaRuntime:
 
 def _kafka_image(folder: Path) -> KafkaRuntime:
     """Give Kafka's image, which Docker holds or can fetch."""
-    docker = shutil.which("docker") if sys.platform == "linux" else None  # its network must be the host's
+    if sys.platform != "linux":  # the container's network must be the host's
+        message = f"{KAFKA_IMAGE} serves on Linux only"
+        raise NotAvailable(message)
+    docker = shutil.which("docker")
     if docker is None:
         message = "no `docker` on PATH"
         raise NotAvailable(message)

@@ -9,7 +9,7 @@ import pytest
 from deploy.local.cache import cache_home, locked, make_once
 from deploy.local.errors import LocalStackError, NotAvailable
 from deploy.local.home import Home, State, home_path
-from deploy.local.parts import java, kafka_jars
+from deploy.local.parts import java, kafka_jars, kafka_runtime
 from deploy.local.ports import HOST, free_ports, is_free
 from deploy.local.restarts import LAST_S, STEADY_S, Restarts
 
@@ -159,6 +159,8 @@ def test_without_java_or_maven_it_says_what_is_missing(tmp_path, monkeypatch):
         java()
     with pytest.raises(NotAvailable, match="no `mvn` on PATH"):
         kafka_jars()
+    with pytest.raises(NotAvailable, match=r"no `java` on PATH; (no `docker` on PATH|.* serves on Linux only)"):
+        kafka_runtime(tmp_path)
     old = tmp_path / "java"
     old.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     old.chmod(0o755)
