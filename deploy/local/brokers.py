@@ -90,7 +90,10 @@ def _format(run: list[str], home: Path, role: str) -> None:
         return
     ident = home / "cluster-id"
     if not ident.exists():
-        ident.write_text(base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A"), encoding="utf-8")
+        made = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=").replace("-", "A")  # no option's dash in front
+        part = home / ".cluster-id.part"
+        part.write_text(made, encoding="utf-8")
+        part.replace(ident)
     argv = [*run, "kafka.tools.StorageTool", "format", "-t", ident.read_text(encoding="utf-8").strip()]
     try:
         done = subprocess.run(
