@@ -79,8 +79,9 @@ class LeastLoaded:
 
     def pick(self, item: Item, fleet: Fleet, now_ms: int) -> tuple[str, Worker] | None:
         """Choose pool and worker, or None while nobody has room."""
-        after_epoch = dict(item.demand.excluded)
-        for tier in self.tiers(item.demand):
+        demand = item.demand
+        after_epoch = dict(demand.excluded) if demand.excluded else {}
+        for tier in self.tiers(demand):
             if len(tier) == 1:
                 only = fleet.least_loaded(tier[0], now_ms, after_epoch.get(tier[0], -1))
                 if only is not None:
