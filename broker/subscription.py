@@ -5,7 +5,6 @@ order in which they were written. Repeats are dropped by (tenant, request id), o
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -13,7 +12,6 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 from broker.reading import PartitionReader, partitions_of
-from broker.transport.errors import TransportError
 from broker.transport.protocol import Record, TopicPartition, Transport
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
@@ -25,7 +23,8 @@ Start = Literal["beginning", "latest"] | int | Mapping[int, int]
 
 SEEN_MAX = 200_000
 POLL_MS = 500
-QUIET_MS = 1_000  # a partition that gives nothing for so long, on a cluster that answers, has nothing more
+QUIET_MS = 750  # partitions that give nothing for so long, twice, on a cluster that answers, have nothing more
+QUIET_ROUNDS = 2
 PATIENCE_S = 30.0
 
 
@@ -72,6 +71,7 @@ class Subscription:
         self._ready: deque[Found] = deque()
         self._reader: PartitionReader | None = None
         self._ends: dict[TopicPartition, int] = {}
+        self._quiet_rounds = 0
         self._closed = False
 
     def __aiter__(self) -> AsyncIterator[InferenceResult]:
@@ -165,15 +165,26 @@ class Subscription:
                 if not behind:
                     return
                 records = await reader.poll(behind, QUIET_MS)
-                if not records:
+                if records:
+                    self._quiet_rounds = 0
+                else:
                     await self._settle(reader, behind)
             for record in records:
                 self._take(record)
 
     async def _settle(self, reader: PartitionReader, quiet: list[TopicPartition]) -> None:
-        """Partitions were quiet: below their ends lie markers only, provided that the cluster answers at all."""
-        with contextlib.suppress(TransportError):
-            await reader.bounds(quiet)
+        """Partitions gave nothing: what lies below their ends is markers only, provided that the cluster is well.
+
+        It counts as well where it answers at once, twice in a row: while it is away partitions are quiet too.
+
+        Raises:
+            TransportError: It does not answer: what is missing is not known.
+        """
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        await reader.bounds(quiet)
+        self._quiet_rounds = self._quiet_rounds + 1 if loop.time() - asked < QUIET_MS / 1000 else 0
+        if self._quiet_rounds >= QUIET_ROUNDS:
             for tp in quiet:
                 self._ends[tp] = reader.positions[tp]
 

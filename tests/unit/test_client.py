@@ -7,8 +7,9 @@ import pytest
 from client_world import config_of, in_world
 
 from broker import ClientClosed, ClientTimeout, StreamRestarted
-from broker.transport.errors import NoSuchTopic, Unreachable
-from broker.transport.protocol import Outgoing
+from broker.reading import PartitionReader
+from broker.transport.errors import NoSuchTopic, TransportError, Unreachable
+from broker.transport.protocol import Outgoing, TopicPartition
 from schemas import InferenceRequest, InferenceResult, InvalidMessage, TokenChunk, codecs, headers
 
 
@@ -259,3 +260,91 @@ def test_a_slow_reader_of_a_stream_gets_the_whole_text(monkeypatch):
 
     text, whole = in_world(scenario, config_of())
     assert text == whole
+
+
+def test_one_id_under_two_tenants_is_two_requests_and_twice_under_one_tenant_has_one_answer():
+    async def scenario(world):
+        client = world.client()
+        partition = await client.result_partition()
+        calls = [asyncio.ensure_future(client.submit("a", id="same", tenant=t)) for t in "abca"]
+        await asyncio.sleep(1)
+        producer = await world.way("writer").producer()
+        for tenant, text in ("c", "3"), ("a", "1"), ("b", "2"), ("a", "repeat"):
+            value = codecs.encode(InferenceResult("same", "completed", tenant=tenant, output_text=text))
+            await producer.send(Outgoing("forebay.results", value, b"same", partition=partition))
+        return [r.output_text for r in await asyncio.gather(*calls)]
+
+    assert in_world(scenario) == ["1", "2", "3", "1"]
+
+
+def test_sends_that_are_not_acknowledged_are_sent_again_with_the_same_id():
+    async def scenario(world):
+        failures = 2
+
+        async def hook(step):
+            nonlocal failures
+            if step.operation == "send" and step.moment == "after" and failures:
+                failures -= 1
+                message = "the acknowledgement was lost"
+                raise TransportError(message)
+
+        client = world.client()
+        await client.start()
+        world.cluster.hook = hook
+        await client.send("a", id="r")
+        log = [log for log in world.cluster.topics["forebay.requests.interactive"].logs if log.end]
+        world.cluster.hook = None
+        return [record.key for one in log for record in one.read(0, 10)[0]]
+
+    assert in_world(scenario) == [b"r"] * 3
+
+
+def test_a_reader_that_connects_anew_goes_on_where_it_was():
+    async def scenario(world):
+        producer = await world.way("writer").producer()
+        partition = TopicPartition("forebay.results", 0)
+
+        async def write(*values):
+            for value in values:
+                await producer.send(Outgoing("forebay.results", value, partition=0))
+
+        way = world.way("reader")
+        reader = PartitionReader(way, {partition: 0})
+        await write(b"1", b"2")
+        first = [r.value for r in await reader.poll([partition], 100)]
+        await write(b"3")
+        await way.close()  # its consumers are closed under it, so that every poll of theirs fails
+        after = []
+        while not after:
+            after = [r.value for r in await reader.poll([partition], 100)]
+        admin = await world.way("janitor").admin()
+        await write(b"4", b"5")
+        await admin.trim({partition: 4})
+        while len(after) < 2:
+            after += [r.value for r in await reader.poll([partition], 100)]
+        return first, after, reader.positions[partition]
+
+    assert in_world(scenario) == ([b"1", b"2"], [b"3", b"5"], 5)
+
+
+def test_results_do_not_end_early_while_the_cluster_is_away():
+    async def scenario(world):
+        producer = await world.way("writer").producer()
+        for n in range(6):
+            value = codecs.encode(InferenceResult(f"r{n}", "completed"))
+            await producer.send(Outgoing("forebay.results", value, f"r{n}".encode()))
+        client = world.client()
+        short, long = client.results("beginning", follow=False), client.results("beginning", follow=False)
+        await short.open()
+        await long.open()
+        world.cluster.stop()
+        asyncio.get_running_loop().call_later(8, world.cluster.start)
+        found = [r.request_id async for r in short]
+        world.cluster.stop()
+        with pytest.raises(TransportError):
+            await anext(long)
+        return found, asyncio.get_running_loop().time()
+
+    found, time = in_world(scenario)
+    assert sorted(found) == [f"r{n}" for n in range(6)]
+    assert time < 120

@@ -39,7 +39,7 @@ def test_chunks_are_given_as_they_come_and_the_result_adds_nothing():
 def test_a_run_that_was_given_up_is_dropped_and_the_newer_one_goes_on_without_repeating():
     old, new = chunks("1", "ab", "cd", end=None), chunks("2", "a", "bc", "def")
     assert play(*old, *new, result("abcdef", "2")) == ("abcdef", 0)
-    late = chunks("1", "XX", end=None, first=2)
+    late = chunks("1", "XX", end=None, first=1)
     assert play(*old, new[0], *late, *new[1:], result("abcdef", "2")) == ("abcdef", 0)
 
 
