@@ -39,8 +39,8 @@ class Plain:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Say where it ended."""
-        if self._last is not None:
+        """Say where it ended, unless an error says so."""
+        if self._last is not None and kind is None:
             self._tell(self._last)
 
     def show(self, now: Progress) -> None:
