@@ -202,7 +202,8 @@ class Worker:
             content_type = headers.text(job.record.headers, headers.CONTENT_TYPE) or headers.JSON
             partition = self._outputs.result_partition(job.record.headers)
             stream = self._chunks.open(envelope.id, job.run, content_type, partition)
-        pieces = self._engine.generate(request, f"{envelope.id}.{job.run}", seed, job.order.class_rank)
+        name = f"{job.record.partition}.{job.record.offset}.{job.run}"  # two records may have one id
+        pieces = self._engine.generate(request, name, seed, job.order.class_rank)
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 generation.add(piece)

@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import cast
+from urllib.parse import urlsplit, urlunsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -54,7 +55,8 @@ class StatusBoard:
             await self._redis.ping()
         except (RedisError, OSError) as error:
             message = (
-                f"cannot reach Redis at {self._url} ({type(error).__name__}): start it with `forebay local up`, "
+                f"cannot reach Redis at {_without_password(self._url)} ({type(error).__name__}): "
+                "start it with `forebay local up`, "
                 "or set redis.url in forebay.toml / FOREBAY_REDIS__URL"
             )
             raise ConnectionError(message) from None
@@ -117,3 +119,10 @@ class StatusBoard:
 
     def _key(self, pool: str, worker: str) -> str:
         return f"{self._prefix}:status:{pool}:{worker}"
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))

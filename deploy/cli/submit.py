@@ -26,8 +26,8 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 @click.option("--id", "id", help="The request's id. [default: a fresh one]")
 @click.option("--tenant", help="Who asks. [default: default]")
 @click.option("--model", help="A model's name or alias. [default: auto]")
-@click.option("--system", help="A system message before the prompt; both then go through the model's chat template.")
-@click.option("--chat", is_flag=True, help="Send the prompt as a user's message, through the model's chat template.")
+@click.option("--system", help="A system message before the prompt.")
+@click.option("--raw", is_flag=True, help="Send the text to be continued as it is, not as a message through the chat template.")
 @click.option("--max-output-tokens", type=int, help="Upper bound of generated tokens. [default: 256]")
 @click.option("--temperature", type=float, help="0 always takes the likeliest token. [default: 1]")
 @click.option("--top-p", type=float, help="Draw from the likeliest tokens that make up this share.")
@@ -41,14 +41,14 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 def submit(
     *, prompt: str, config: Config, streams: bool, as_json: bool, batch: bool, timeout_s: float, **options: object
 ) -> None:
-    r"""Send one request and print its answer. PROMPT may be - for standard input.
+    r"""Send one request and print its answer. PROMPT may be - for standard input; it goes as a user's message.
 
     Exits with 0 only where the request was completed.
 
     \b
     Examples:
         forebay submit "What is a forebay?"
-        forebay submit --stream --temperature 0 --model smollm2 "Once upon a time"
+        forebay submit --stream --temperature 0 --raw "Once upon a time"
         forebay submit --json --tenant alice - < prompt.txt
     """
     fields = _fields(_text(prompt, config), options)
@@ -96,12 +96,18 @@ async def _print(stream: ResultStream, *, as_json: bool) -> InferenceResult:
 
 def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
     """The request's fields, of the options that were given."""
+    if not text.strip():
+        message = "`prompt`: it is empty"
+        raise InvalidMessage(message, "prompt")
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None and value != ()}
-    system, chat = given.pop("system", None), given.pop("chat", False)
+    system, raw = given.pop("system", None), given.pop("raw", False)
+    if raw and system is not None:
+        message = "--system and --raw exclude each other: a raw prompt has no messages"
+        raise click.UsageError(message)
     sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
     if sampling:
         given["sampling"] = sampling
-    if system is None and not chat:
+    if raw:
         return {"prompt": text, **given}
     before = [{"role": "system", "content": system}] if system is not None else []
     return {"messages": [*before, {"role": "user", "content": text}], **given}

@@ -253,3 +253,15 @@ def test_records_that_were_deleted_before_they_were_served_stop_the_dispatcher_a
             await asyncio.wait_for(stack.tasks.pop("d2"), 60)
 
     on_stack(scenario)
+
+
+def test_one_id_of_several_tenants_is_run_for_each():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([b'{"id":"same","tenant":"t%d","prompt":"a","max_output_tokens":30}' % n for n in range(4)])
+        return await stack.results(4)
+
+    results = on_stack(scenario)
+    assert sorted(r.tenant for r in results) == ["t0", "t1", "t2", "t3"]
+    assert {(r.request_id, r.status, len(r.route)) for r in results} == {("same", "completed", 1)}
