@@ -48,6 +48,7 @@ class OrphanGuard:
         owner = f"{os.getpid()}-{secrets.token_hex(8)}"
         environment = {name: value for name, value in os.environ.items() if name not in {MARK, "LD_PRELOAD"}}
         os.environ[MARK] = owner
+        os.environ["SPT_NOENV"] = "1"  # vLLM names its processes, which by default writes over what /proc shows of the mark
         try:
             self._watch = subprocess.Popen(  # noqa: S603 - our own interpreter and text
                 [sys.executable, "-I", "-S", "-c", _WATCH, f"{MARK}={owner}"],
