@@ -9,6 +9,7 @@ import logging
 
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing, Producer
+from engine_consumers.core.stream import Coalescer
 from schemas import codecs, headers
 from schemas.config import WorkerConfig
 from schemas.headers import Headers
@@ -20,37 +21,29 @@ log = logging.getLogger("forebay.worker")
 class ChunkStream:
     """The chunks of one run."""
 
-    def __init__(
-        self, publisher: "ChunkPublisher", request_id: str, run_id: str, content_type: str, partition: int | None
-    ) -> None:
-        self._publisher, self._request_id, self._run_id = publisher, request_id, run_id
-        self._partition = partition
+    def __init__(self, publisher: "ChunkPublisher", chunks: Coalescer, content_type: str, partition: int | None) -> None:
+        self._publisher, self._chunks, self._partition = publisher, chunks, partition
         self._content_type = headers.MSGPACK if content_type == headers.MSGPACK else headers.JSON
-        self._headers: Headers = ((headers.CONTENT_TYPE, self._content_type.encode()), (headers.RUN_ID, run_id.encode()))
-        self._token_ids: list[int] = []
-        self._texts: list[str] = []
-        self._seq = self._bytes = 0
 
     async def add(self, token_ids: list[int], text: str, finish_reason: FinishReason | None) -> None:
         """Take in a piece; write at once what is first, last, or much."""
-        self._token_ids += token_ids
-        self._texts.append(text)
-        self._bytes += len(text)
-        if self._seq == 0 or finish_reason is not None or self._bytes >= self._publisher.bytes_max:
-            await self.write(finish_reason)
-        else:
+        now_ms = _now_ms()
+        await self._write(self._chunks.add(token_ids, text, now_ms))
+        if finish_reason is not None:
+            await self._write(self._chunks.finish(finish_reason, now_ms))
+        elif self._chunks.due_ms is not None:
             self._publisher.later(self)
 
-    async def write(self, finish_reason: FinishReason | None = None) -> None:
-        """Send what has gathered."""
-        if not self._token_ids and not self._texts and finish_reason is None:
-            return
-        chunk = TokenChunk(self._request_id, self._run_id, self._seq, self._token_ids, "".join(self._texts), finish_reason)
-        self._seq += 1
-        self._token_ids, self._texts, self._bytes = [], [], 0
-        await self._publisher.send(
-            codecs.encode(chunk, self._content_type), self._request_id.encode(), self._headers, self._partition
-        )
+    async def flush(self) -> bool:
+        """Write what has gathered, where its time has come; give whether some still waits."""
+        await self._write(self._chunks.flush(_now_ms()))
+        return self._chunks.due_ms is not None
+
+    async def _write(self, chunk: TokenChunk | None) -> None:
+        if chunk is not None:
+            run: Headers = ((headers.CONTENT_TYPE, self._content_type.encode()), (headers.RUN_ID, chunk.run_id.encode()))
+            value = codecs.encode(chunk, self._content_type)
+            await self._publisher.send(value, chunk.request_id.encode(), run, self._partition)
 
 
 class ChunkPublisher:
@@ -64,13 +57,14 @@ class ChunkPublisher:
 
     def __init__(self, producer: Producer, topic: str, config: WorkerConfig) -> None:
         self._producer, self._topic = producer, topic
-        self._every_s, self.bytes_max = config.chunk_ms / 1000, config.chunk_bytes_max
+        self._chunk_ms, self._bytes_max = config.chunk_ms, config.chunk_bytes_max
         self._waiting: dict[ChunkStream, None] = {}
         self._wake = asyncio.Event()
 
     def open(self, request_id: str, run_id: str, content_type: str, partition: int | None) -> ChunkStream:
         """Begin the stream of one run."""
-        return ChunkStream(self, request_id, run_id, content_type, partition)
+        chunks = Coalescer(request_id, run_id, self._chunk_ms, self._bytes_max)
+        return ChunkStream(self, chunks, content_type, partition)
 
     def later(self, stream: ChunkStream) -> None:
         """Write the stream's chunk when the time has come."""
@@ -91,11 +85,16 @@ class ChunkPublisher:
         """Write, every `chunk_ms`, what has gathered since."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(self._every_s)
+            await asyncio.sleep(self._chunk_ms / 1000)
             self._wake.clear()
             waiting, self._waiting = self._waiting, {}
             for stream in waiting:
-                await stream.write()
+                if await stream.flush():
+                    self.later(stream)
+
+
+def _now_ms() -> float:
+    return asyncio.get_running_loop().time() * 1000
 
 
 def _note_loss(acknowledged: "asyncio.Future[tuple[int, int]]") -> None:
