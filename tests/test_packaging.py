@@ -52,7 +52,7 @@ def test_the_wheel_holds_every_file_of_our_packages(wheel):
 def test_the_wheel_names_its_licence_and_its_command(wheel):
     meta = {name.partition(".dist-info/")[2]: name for name in wheel.namelist() if ".dist-info/" in name}
     assert b"Apache License" in wheel.read(meta["licenses/LICENSE"])
-    assert "forebay = deploy.cli:main" in wheel.read(meta["entry_points.txt"]).decode()
+    assert "forebay = deploy.entry:main" in wheel.read(meta["entry_points.txt"]).decode()
     assert sorted(wheel.read(meta["top_level.txt"]).decode().split()) == sorted(PACKAGES)
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,6 +19,7 @@ from deploy.local.home import Home, State, home_path
 from deploy.local.plan import Plan, Report, Wanted, make_plan, worker_name
 from deploy.local.supervisor import last_line, read_statuses
 from schemas.config import Config, load_config
+from schemas.errors import ConfigError
 
 UP_S = 600.0  # a model on a busy machine
 DOWN_S = 120.0
@@ -24,6 +27,8 @@ UP_LOCK_S = 900.0
 SPAWN_S = 60.0
 LEFTOVERS_S = 30.0
 POLL_S = 0.1
+REACH_S = 5.0
+REDIS_PORT = 6379
 LOG_BYTES_MAX = 8 * 2**20
 
 
@@ -54,6 +59,7 @@ def up(
             return status(place.root)
         with locked(place.guards_lock, LEFTOVERS_S):
             pass  # what an earlier, killed supervisor left has ended
+        _must_reach_redis(wanted or Wanted())
         plan = make_plan(place, wanted or Wanted(), place.read_state(), report)
         for note in plan.notes:
             report(note)
@@ -108,6 +114,26 @@ def status(home: Path | None = None) -> dict[str, Any]:
         "notes": state.notes,
         "programs": [msgspec.to_builtins(program) for program in state.programs],
     }
+
+
+def _must_reach_redis(wanted: Wanted) -> None:
+    """Refuse a Redis that was given and is not there before anything is started, as that takes longer."""
+    given = wanted.redis or os.environ.get("FOREBAY_REDIS__URL")
+    if given is None:
+        return
+    try:
+        parts = urlsplit(given)
+        if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
+            raise ValueError  # noqa: TRY301 - told below, like a port that is no number
+        address = parts.hostname, parts.port or REDIS_PORT
+    except ValueError:
+        message = "--redis (or FOREBAY_REDIS__URL): expected redis://HOST:PORT or rediss://HOST:PORT"
+        raise ConfigError(message) from None
+    try:
+        socket.create_connection(address, REACH_S).close()
+    except OSError as error:
+        message = f"cannot reach Redis at {address[0]}:{address[1]} ({error}): start it, or leave out --redis to have one started"
+        raise NotReady(message) from None
 
 
 def _engines(state: State, config: Config) -> list[dict[str, Any]]:
