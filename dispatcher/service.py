@@ -43,11 +43,6 @@ class DispatcherService:
         self._active: Active | None = None
         self._term: asyncio.Task[None] | None = None
 
-    @property
-    def is_active(self) -> bool:
-        """Whether this process dispatches now."""
-        return self._active is not None
-
     def stop(self) -> None:
         """Leave in good order; `run` then returns."""
         self._stopping.set()

@@ -265,3 +265,18 @@ def test_one_id_of_several_tenants_is_run_for_each():
     results = on_stack(scenario)
     assert sorted(r.tenant for r in results) == ["t0", "t1", "t2", "t3"]
     assert {(r.request_id, r.status, len(r.route)) for r in results} == {("same", "completed", 1)}
+
+
+def test_a_wiped_board_costs_no_request():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce(prompts(100))
+        for _ in range(10):
+            await asyncio.sleep(0.2)
+            stack.board.wipe()
+        return await stack.results(100)
+
+    results = on_stack(scenario)
+    assert Counter(r.request_id for r in results) == Counter(f"r{n}" for n in range(100))
+    assert {r.status for r in results} == {"completed"}
