@@ -13,6 +13,8 @@ from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
 from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.rescue import Rescue
+from dispatcher.trim import Trim
 from schemas import headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
@@ -49,6 +51,7 @@ class Active:
         self, config: Config, transport: Transport, still_leader: Callable[[], Awaitable[bool]], clock: Callable[[], int] = now_ms
     ) -> None:
         self._config, self._transport, self._clock = config, transport, clock
+        self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
         self._hop = Hop(
@@ -74,7 +77,9 @@ class Active:
         background: list[asyncio.Task[None]] = []
         try:
             await self._take_partitions()
-            background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._refresh())]
+            rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
+            trim = Trim(self._config, self._transport, self._admin, self._clock)
+            background = [asyncio.ensure_future(task) for task in (self._tick(), self._refresh(), rescue.run(), trim.run())]
             await self._hop.run()
         finally:
             for task in [*background, *self._lookups.values()]:

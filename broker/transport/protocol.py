@@ -95,6 +95,9 @@ class Consumer(Protocol):
     def seek(self, partition: TopicPartition, offset: int) -> bool:
         """Set the next offset to read; False where the partition is not ours any more."""
 
+    def position(self, partition: TopicPartition) -> int | None:
+        """Next offset to be read: whatever lies below was given or is a gap; None before `seek`."""
+
     async def committed(self, partition: TopicPartition) -> Committed | None:
         """Read the group's committed position.
 
