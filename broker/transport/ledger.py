@@ -73,11 +73,15 @@ class Ledger:
         del self._open[offset]
 
     def snapshot(self) -> Committed:
-        """Give what a commit has to carry: low watermark and metadata."""
+        """Give what a commit has to carry: low watermark and metadata.
+
+        The watermark never lies above what was read, although an earlier owner may have finished more: records are
+        deleted below it, and the reader must not find itself before the first that is left.
+        """
         unfinished = {**self._open, **self._inherited}  # both in order, and all inherited lie above
         horizon = max(self.position, self.horizon)
-        low = next(iter(unfinished), horizon)
-        if not unfinished:
+        low = min(next(iter(unfinished), horizon), self.position)
+        if low == horizon:
             return Committed(low, "")
         return Committed(low, _encode(low, horizon, unfinished))
 

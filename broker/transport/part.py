@@ -17,7 +17,7 @@ from typing import Protocol
 from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.handler import Handler
 from broker.transport.ledger import Ledger
-from broker.transport.protocol import Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
+from broker.transport.protocol import Committed, Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
 from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
@@ -67,7 +67,7 @@ class Part:
         self._running: dict[int, int] = {}  # offset -> bytes held
         self._ready: dict[int, tuple[int, list[Outgoing]]] = {}  # offset -> bytes held, outputs; finished, not committed
         self._membership: Membership | None = None
-        self._lost = self._retake = False
+        self._lost = self._retake = self._doubted = False
         self._kept_top = -1
         self._wake = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -116,6 +116,11 @@ class Part:
     def lose(self) -> None:
         """The partition is not ours any more, or we stop."""
         self._lost = True
+        self._wake.set()
+
+    def doubt(self) -> None:
+        """What lay at our position is gone: the recovery path tells whether it is lost, or was somebody else's to finish."""
+        self._ledger, self._doubted = None, True
         self._wake.set()
 
     async def ended(self) -> None:
@@ -195,6 +200,9 @@ class Part:
         while not (self._lost or self._retake):
             await self._wake.wait()
             self._wake.clear()
+            if self._doubted:
+                message = f"{self._tp.topic}/{self._tp.partition}: nothing lies at the position read next any more"
+                raise TransportError(message)
             while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
                 pass
         if self._lost and not self._retake:
@@ -217,19 +225,12 @@ class Part:
 
     async def _take_over(self) -> None:
         """Fence, settle, read offset and ledger, seek; keep what is still ours to finish."""
-        self._ledger, self._retake = None, False
+        self._ledger, self._retake, self._doubted = None, False, False
         self._forget_unstarted()
         hop, limit_s = self._hop, self._hop.config.commit_timeout_ms / 1000
         self._outbox = hop.transport.outbox(hop.group, self._tp, hop.consumer)
         await asyncio.wait_for(self._outbox.open(), limit_s)
-        committed = await asyncio.wait_for(hop.consumer.committed(self._tp), limit_s)
-        first, end = (await asyncio.wait_for(hop.consumer.bounds([self._tp]), limit_s))[self._tp]
-        if committed is not None and not first <= committed.offset <= max(end, first):
-            message = (
-                f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
-                f"{first}..{end}: records were deleted before they were served"
-            )
-            raise OffsetGone(message)
+        committed, first = await self._committed(limit_s)
         if self._lost or self._retake:
             return
         ledger = Ledger(committed, first)
@@ -251,6 +252,29 @@ class Part:
         self._seek()
         self._wake.set()
         hop.freed()
+
+    async def _committed(self, limit_s: float) -> tuple[Committed | None, int]:
+        """Read the committed position and the first offset there is.
+
+        Finished records are deleted below what is committed. So an offset outside of the partition is read once more:
+        whoever took over while we looked has committed a later one.
+
+        Raises:
+            OffsetGone: What was committed lies outside, and stays so.
+        """
+        consumer, before = self._hop.consumer, None
+        while True:
+            committed = await asyncio.wait_for(consumer.committed(self._tp), limit_s)
+            first, end = (await asyncio.wait_for(consumer.bounds([self._tp]), limit_s))[self._tp]
+            if committed is None or first <= committed.offset <= max(end, first):
+                return committed, first
+            if committed == before:
+                message = (
+                    f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
+                    f"{first}..{end}: records were deleted before they were served"
+                )
+                raise OffsetGone(message)
+            before = committed
 
     async def _commit(self, limit_s: float) -> bool:
         """Commit whatever is finished, with the claims that wait; False where there is nothing to commit."""
