@@ -33,7 +33,7 @@ class Hand:
     def room(self):
         return self.free - self.hop.used
 
-    def start(self, record, takeovers):
+    def start(self, record, takeovers):  # noqa: ARG002 - as the hop calls it
         self.started.append(record.offset)
         if self.finishes:
             self.hop.finish((IN, record.offset), [])
@@ -122,7 +122,7 @@ def test_a_takeover_that_is_overtaken_by_a_successor_and_a_trim_sees_no_loss():
 
 
 def test_records_that_are_lost_while_they_wait_are_an_alarm():
-    async def scenario(cluster, test, producer):
+    async def scenario(cluster, test, _):
         hand = Hand(cluster, "hand", room=5, finishes=False)
         await hand.take()
         await asyncio.sleep(1)
