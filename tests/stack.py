@@ -69,8 +69,8 @@ class Stack:
         admin = await self.transport.admin()
         tps = [TopicPartition(topic, n) for n in range(await admin.partitions(topic))]
         consumer = await self.transport.assign(tps)
-        for tp in tps:
-            consumer.seek(tp, 0)
+        for tp, (first, _) in (await consumer.bounds(tps)).items():
+            consumer.seek(tp, first)
         records = []
         while batch := await consumer.poll(tps, 10_000, 1000):
             records += batch

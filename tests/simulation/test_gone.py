@@ -121,6 +121,34 @@ def test_a_takeover_that_is_overtaken_by_a_successor_and_a_trim_sees_no_loss():
     on_cluster(scenario)
 
 
+def test_an_owner_that_stands_in_a_gap_is_not_overtaken_by_the_deletion_of_what_it_inherited_as_finished():
+    async def scenario(cluster, test, _):
+        first = Hand(cluster, "first", room=100, finishes=False)
+        await first.take()
+        await asyncio.sleep(1)
+        for offset in (*range(1, 8), 9):
+            first.hop.finish((IN, offset), [])
+        first.hop.stop()
+        await first.task  # 0 and 8 are left
+        second = Hand(cluster, "second", room=1, finishes=False)
+        await second.take()
+        await asyncio.sleep(1)
+        assert second.started == [0]
+        second.free = 0
+        second.hop.finish((IN, 0), [])
+        await asyncio.sleep(1)
+        await (await test.admin()).trim({IN: cluster.committed[GROUP, IN].offset})
+        second.free = 100
+        await asyncio.sleep(1)
+        assert second.hop.failure is None
+        assert second.started == [0, 8]
+        assert cluster.log(IN).first == 1
+        second.hop.stop()
+        await second.task
+
+    on_cluster(scenario)
+
+
 def test_records_that_are_lost_while_they_wait_are_an_alarm():
     async def scenario(cluster, test, _):
         hand = Hand(cluster, "hand", room=5, finishes=False)
