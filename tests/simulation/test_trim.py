@@ -216,6 +216,19 @@ def test_cancels_go_an_hour_after_they_were_given_when_nothing_is_unfinished():
     in_cell(scenario)
 
 
+def test_a_cancel_of_the_hour_before_the_oldest_request_stays_for_one_that_is_not_visible_yet():
+    async def scenario(cell):
+        for _ in range(3):
+            await cell.write(CONTROL)
+            cell.now[0] += 50 * 60_000
+        await cell.write(REQUEST)
+        cell.now[0] += 24 * HOUR_MS
+        await cell.trim.once()
+        assert cell.bounds(CONTROL) == (2, 3)
+
+    in_cell(scenario)
+
+
 @pytest.mark.parametrize("tp", [REQUEST, RETRY, ENGINE])
 def test_cancels_stay_as_long_as_a_request_that_they_may_mean(tp):
     async def scenario(cell):
