@@ -202,3 +202,26 @@ def test_a_killed_run_streams_again_under_a_later_name(clean):
     text = {run: "".join(c.text for c in chunks if c.run_id == run) for run in runs}
     assert text[runs[1]] == result.output_text
     assert text[runs[1]].startswith(text[runs[0]])
+
+
+def test_a_run_of_twenty_minutes_survives_three_rebalances_as_it_is():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        stack.worker("w1")
+        await stack.produce([request("long", max_output_tokens=1_200)])
+        for n in range(3):
+            await asyncio.sleep(200)
+            stack.worker(f"more{n}")
+            await asyncio.sleep(100)
+            if n:
+                stack.ways[f"more{n}"].kill()
+                stack.tasks.pop(f"more{n}").cancel()
+        (result,) = await stack.results(1, 2_000)
+        return result, asyncio.get_running_loop().time(), stack.cluster.group("forebay.engine.sim").generation
+
+    result, now, generation = on_stack(scenario, config_of(tpot_ms=1_000))
+    assert result.status == "completed"
+    assert result.run_id == "000000.000000"
+    assert result.worker == "w1"
+    assert now > 1_200
+    assert generation >= 4
