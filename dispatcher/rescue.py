@@ -17,8 +17,10 @@ from msgspec import structs
 from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
+from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Record, TopicPartition, Transport
+from broker.transport.suspicion import crashes_of
 from schemas import codecs, headers
 from schemas.config import Config, HopConfig
 from schemas.errors import InvalidMessage
@@ -166,6 +168,8 @@ class _Pool:
 class _Rescuer:
     """The handler of one rescue: each record goes to the retries at once, one hop on and otherwise as it is.
 
+    How often it was in hand when a worker died goes with it: what kills workers is to be found in whatever pool.
+
     Args:
         transport: The cluster.
         group: The dead pool's.
@@ -178,14 +182,20 @@ class _Rescuer:
         self, transport: Transport, group: str, outputs: Outputs, config: HopConfig, still_owner: Callable[[], Awaitable[bool]]
     ) -> None:
         self._outputs, self._room = outputs, config.in_flight_max
-        self.hop = Hop(transport, group, self, config, claim=False, still_owner=still_owner)
+        self.hop = Hop(transport, group, self, config, still_owner=still_owner)
         self.moved = 0
 
     def room(self) -> int:
         """Nothing is held here: the hop's own bounds are all."""
         return self._room
 
-    def start(self, record: Record, takeovers: int) -> None:  # noqa: ARG002 - no engine runs it here
+    def claim(self, record: Record, inherited: Inherited) -> None:
+        """Begin at once: a record is not in anybody's hands here."""
+
+    def noted(self, work: Work) -> None:
+        """No notes are written here."""
+
+    def start(self, record: Record, inherited: Inherited) -> None:
         """Move a record, or set it aside where nobody can read whose it is."""
         try:
             envelope = codecs.decode_envelope(headers.get(record.headers, headers.ENVELOPE))
@@ -193,7 +203,8 @@ class _Rescuer:
             log.warning("record_unreadable topic=%s partition=%d offset=%d reason=%s", *record[:3], error.message)
             output = self._outputs.dead_letter(record, ErrorInfo(error.code, error.message, error.param))
         else:
-            output = self._outputs.retry(structs.replace(envelope, hop=envelope.hop + 1), record.value or b"", record.headers)
+            moved = structs.replace(envelope, hop=envelope.hop + 1, crashes=crashes_of(envelope.crashes, inherited))
+            output = self._outputs.retry(moved, record.value or b"", record.headers)
         self.hop.finish((TopicPartition(record.topic, record.partition), record.offset), [output])
 
     def flush(self) -> None:

@@ -23,7 +23,7 @@ class Hand:
             return is_owner()
 
         self.way = MemoryTransport(cluster, name)
-        self.hop = Hop(self.way, GROUP, self, HopConfig(), claim=False, still_owner=ask)
+        self.hop = Hop(self.way, GROUP, self, HopConfig(), still_owner=ask)
         self.free, self.finishes, self.started, self.dropped = room, finishes, [], []
 
     async def take(self):
@@ -33,7 +33,13 @@ class Hand:
     def room(self):
         return self.free - self.hop.used
 
-    def start(self, record, takeovers):  # noqa: ARG002 - as the hop calls it
+    def claim(self, record, inherited):
+        pass
+
+    def noted(self, work):
+        pass
+
+    def start(self, record, inherited):  # noqa: ARG002 - as the hop calls it
         self.started.append(record.offset)
         if self.finishes:
             self.hop.finish((IN, record.offset), [])

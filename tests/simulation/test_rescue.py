@@ -1,11 +1,12 @@
 """Rescue of dead pools under virtual time: decided by the group alone, and nothing is lost or answered twice."""
 
 import asyncio
+import contextlib
 import math
 from collections import Counter
 
 import pytest
-from stack import TOPICS, on_stack, prompts
+from memory_stack import TOPICS, on_stack, prompts
 
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing
@@ -16,7 +17,7 @@ SESSION_S, FAILOVER_S = 6, 15
 
 
 def config_of(run_s=0.05, delivery="exactly_once"):
-    sim = {"slots": 4, "options": {"ttft_ms": run_s * 1000, "tpot_ms": 5}}
+    sim = {"slots": 4, "options": {"ttft_ms": run_s * 1000, "tpot_ms": 5, "kill_on": "DIE"}}
     return parse_config(
         {
             "kafka": {"delivery": delivery},
@@ -227,6 +228,28 @@ def test_a_record_without_a_readable_envelope_is_a_dead_letter_and_stands_in_nob
         (dead,) = await stack.read(TOPICS.dead_letters)
         assert dead.value == b"junk"
         assert headers.text(dead.headers, headers.DEAD_TOPIC) == TOPICS.engine("a")
+
+    on_stack(scenario, config_of())
+
+
+def test_what_kills_the_only_worker_of_pool_after_pool_is_found_and_ends_alone():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        bad = b'{"id":"bad","model":"big","prompt":"please DIE now","max_output_tokens":4}'
+        await stack.produce([*requests(3), bad, *requests(3, first=3)])
+        for n, pool in enumerate("abab"):
+            worker, died = stack.worker(f"w{n}", pool), asyncio.Event()
+            worker._engine._kill = died.set
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(died.wait(), 3 * FAILOVER_S)
+                stack.kill(f"w{n}")
+                await asyncio.sleep(1)
+        by_id = {r.request_id: r for r in await stack.results(7)}
+        assert len(by_id) == len(await stack.read(TOPICS.results)) == 7
+        assert [name for name, result in by_id.items() if result.status != "completed"] == ["bad"]
+        assert by_id["bad"].error.code == "poison"
+        assert "3 times" in by_id["bad"].error.message
+        assert [n for n in range(4) if f"w{n}" in stack.tasks] == [3]
 
     on_stack(scenario, config_of())
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
+from memory_stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
 from virtual_loop import run_virtual
 
 from broker.transport.errors import TransportError

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 import pytest
-from stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
+from memory_stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
 
 from broker.transport.errors import OffsetGone
 from broker.transport.protocol import TopicPartition
@@ -99,7 +99,8 @@ def test_a_killed_worker_and_a_killed_dispatcher_lose_nothing_and_repeat_nothing
         await stack.produce(prompts(400))
         await asyncio.sleep(1.0)
         for name in ("w1", "d1"):
-            stack.kill(name)
+            stack.ways[name].kill()
+            stack.tasks.pop(name).cancel()
         await asyncio.sleep(5.0)
         stack.worker("w3")
         return await stack.results(400)
@@ -147,7 +148,8 @@ def test_records_that_were_deleted_before_they_were_served_stop_the_dispatcher_a
         stack.worker("w1")
         await stack.produce(prompts(8))
         await stack.results(8)
-        stack.kill("d1")
+        stack.ways["d1"].kill()
+        stack.tasks.pop("d1").cancel()
         await stack.produce(prompts(8))
         admin = await stack.transport.admin()
         await admin.trim({TopicPartition(INTERACTIVE, n): 1_000 for n in range(2)})

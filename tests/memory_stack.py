@@ -1,7 +1,8 @@
-"""The whole system in one process under virtual time: a cluster in memory, a board, and processes that may be killed."""
+"""The whole path in memory under virtual time: dispatchers, workers and their engines on one in-memory cluster."""
 
 import asyncio
 import contextlib
+from datetime import UTC, datetime, timedelta
 
 from virtual_loop import run_virtual
 
@@ -17,11 +18,13 @@ TOPICS = Topics()
 INTERACTIVE = TOPICS.requests("interactive")
 
 
-def config_of(**options):
+def config_of(worker=None, **options):
+    """Give a configuration with one `sim` engine of these options, and what differs for workers."""
     return parse_config(
         {
             "engines": {"sim": {"kind": "sim", "slots": 4, "options": {"ttft_ms": 20, "tpot_ms": 5, **options}}},
             "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 2, "retry_partitions": 1},
+            "worker": worker or {},
         }
     )
 
@@ -36,6 +39,10 @@ class Stack:
 
     def clock(self):
         return int(asyncio.get_running_loop().time() * 1000) + 1_700_000_000_000
+
+    def deadline(self, after_s):
+        """Give a moment of the stack's own time, as requests name it."""
+        return (datetime.fromtimestamp(self.clock() / 1000, UTC) + timedelta(seconds=after_s)).isoformat()
 
     async def ensure(self):
         self.transport = MemoryTransport(self.cluster, "test")
