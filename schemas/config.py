@@ -82,6 +82,7 @@ class HopConfig(Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_max: Positive = 16_000
     in_flight_bytes_max: Positive = 256 * 2**20
     commit_timeout_ms: Positive = 20_000
+    recommit_ms: Positive = 3_600_000  # an idle position is written again so often: clusters forget it, most after 7 days
 
 
 class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):

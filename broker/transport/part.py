@@ -217,17 +217,28 @@ class Part:
 
     async def _commit_until_interrupted(self) -> None:
         while not (self._lost or self._retake):
-            await self._wake.wait()
+            idle = not await self._woken()
             self._wake.clear()
             if self._doubted:
                 message = f"{self._tp.topic}/{self._tp.partition}: nothing lies at the position read next any more"
                 raise TransportError(message)
+            if idle:
+                await self._commit(self._hop.config.commit_timeout_ms / 1000, again=True)
             while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
                 pass
         if self._lost and not self._retake:
             self._forget_unstarted()
             while await self._commit(LAST_COMMIT_S, let_go=True) and self._committable():
                 pass  # harmless where somebody took over: it is fenced
+
+    async def _woken(self) -> bool:
+        """Wait for something to do; False when nothing came for so long that the group might forget our position."""
+        try:
+            async with asyncio.timeout(self._hop.config.recommit_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _after_fault(self, error: Exception) -> None:
         """Before a new outbox fences anybody, make sure that the partition is still ours."""
@@ -290,6 +301,8 @@ class Part:
         while True:
             committed = await asyncio.wait_for(consumer.committed(self._tp), limit_s)
             first, end = (await asyncio.wait_for(consumer.bounds([self._tp]), limit_s))[self._tp]
+            if committed is None and first > 0:
+                log.error("position_missing topic=%s partition=%d action=begin_at_first first=%d", *self._tp, first)
             if committed is None or first <= committed.offset <= max(end, first):
                 return committed, first
             if committed == before:
@@ -300,14 +313,14 @@ class Part:
                 raise OffsetGone(message)
             before = committed
 
-    async def _commit(self, limit_s: float, *, let_go: bool = False) -> bool:
+    async def _commit(self, limit_s: float, *, let_go: bool = False, again: bool = False) -> bool:
         """Commit whatever is finished, with the claims and notes that wait; False where there is nothing to commit."""
         ledger, outbox, hop = self._ledger, self._outbox, self._hop
         if ledger is None or outbox is None:
             return False
         batch, claims = self._committable(), self._claims
         notes = {offset: note for offset, note in self._notes.items() if ledger.is_open(offset)}
-        if not (batch or claims or notes or (let_go and ledger.holds)):
+        if not (batch or claims or notes or again or (let_go and ledger.holds)):
             return False
         for offset in batch:
             ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here

@@ -18,12 +18,12 @@ GROUP = "group"
 class Hand:
     """A handler that finishes nothing, or everything at once; its hop stands under a transport of its own."""
 
-    def __init__(self, cluster, name, *, room, finishes, is_owner=lambda: True):
+    def __init__(self, cluster, name, *, room, finishes, is_owner=lambda: True, config=None):
         async def ask():
             return is_owner()
 
         self.way = MemoryTransport(cluster, name)
-        self.hop = Hop(self.way, GROUP, self, HopConfig(), still_owner=ask)
+        self.hop = Hop(self.way, GROUP, self, config or HopConfig(), still_owner=ask)
         self.free, self.finishes, self.started, self.dropped = room, finishes, [], []
 
     async def take(self):
@@ -151,6 +151,31 @@ def test_an_owner_that_stands_in_a_gap_is_not_overtaken_by_the_deletion_of_what_
         assert cluster.log(IN).first == 1
         second.hop.stop()
         await second.task
+
+    on_cluster(scenario)
+
+
+def test_the_position_of_an_idle_partition_is_written_again_before_the_group_forgets_it():
+    async def scenario(cluster, *_):
+        hand = Hand(cluster, "hand", room=100, finishes=False, config=HopConfig(recommit_ms=60_000))
+        await hand.take()
+        await asyncio.sleep(1)
+        for offset in (1, 2, 5):
+            hand.hop.finish((IN, offset), [])
+        await asyncio.sleep(1)
+        position = cluster.committed[GROUP, IN]
+        for _ in range(3):
+            cluster.committed.clear()  # as a cluster does after its `offsets.retention.minutes`
+            await asyncio.sleep(61)
+            assert cluster.committed[GROUP, IN] == position
+        hand.hop.stop()
+        await hand.task
+        again = Hand(cluster, "again", room=100, finishes=False)
+        await again.take()
+        await asyncio.sleep(1)
+        assert again.started == [0, 3, 4, 6, 7, 8, 9]
+        again.hop.stop()
+        await again.task
 
     on_cluster(scenario)
 
