@@ -5,8 +5,8 @@ question. A record that comes again itself (the same partition and offset, after
 holds a digest for each and forgets it after the window, or when there are too many, the oldest first.
 """
 
-import hashlib
 from collections import deque
+from hashlib import blake2b
 
 from schemas import headers
 from schemas.headers import Headers
@@ -14,11 +14,14 @@ from schemas.headers import Headers
 Origin = tuple[str, int, int]  # topic, partition, offset
 
 _KEY_BYTES = 16  # so that nobody makes up an id that passes for another tenant's
+_ANYHOW = b""  # no part of an address: it is run in any case
 _ADDRESS = {
-    name: bytes([n])
-    for n, name in enumerate(
-        (headers.REPLY_TOPIC, headers.REPLY_PARTITION, headers.CORRELATION_ID, headers.RESULT_PARTITION, headers.CLIENT)
-    )
+    headers.REPLY_TOPIC: b"\0\1",
+    headers.REPLY_PARTITION: b"\0\2",
+    headers.CORRELATION_ID: b"\0\3",
+    headers.RESULT_PARTITION: b"\0\4",
+    headers.CLIENT: b"\0\5",
+    headers.REPLAY: _ANYHOW,
 }
 _OFFSET_BITS, _PARTITION_BITS, _TOPIC_BITS = 63, 31, 16
 _ORIGIN_BITS = _OFFSET_BITS + _PARTITION_BITS + _TOPIC_BITS
@@ -33,17 +36,15 @@ def key_of(tenant: str, request_id: str, request_headers: Headers) -> bytes | No
         request_id: Its id, as the client gave it.
         request_headers: The headers of its record, which tell where the answer goes.
     """
-    named = f"{tenant}\0{request_id}\0".encode()  # neither holds a control character
-    address: dict[bytes, bytes] = {}
+    named = f"{tenant}\0{request_id}".encode()  # neither holds a control character
+    part_of = _ADDRESS.get
     for name, value in request_headers:
-        if name == headers.REPLAY:
-            return None
-        if name in _ADDRESS:
-            address[_ADDRESS[name]] = value
-    for number in sorted(address):
-        value = address[number]
-        named += number + len(value).to_bytes(4, "big") + value
-    return hashlib.blake2b(named, digest_size=_KEY_BYTES).digest()
+        part = part_of(name)
+        if part is not None:
+            if not part:
+                return None
+            named += part + len(value).to_bytes(4, "big") + value
+    return blake2b(named, digest_size=_KEY_BYTES).digest()
 
 
 class Seen:
