@@ -40,7 +40,7 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
     relax_collector()
     try:
         await _reach(transport, board)
-        service = DispatcherService(config, transport, board, name or default_name("dispatcher"), seen_log)
+        service = DispatcherService(config, transport, board, name or default_name("dispatcher"), seen_log=seen_log)
         on_stop(service.stop)
         await service.run()
     finally:
