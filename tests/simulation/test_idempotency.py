@@ -161,6 +161,21 @@ def test_a_dispatcher_killed_between_the_mark_and_the_commit_swallows_nothing(op
     assert found["twice"] in {1, 2}  # what was committed a moment before the kill may not have reached the log
 
 
+def test_a_request_that_is_not_forwarded_yet_is_not_told_to_the_next_term():
+    """Else a repeat that runs instead of it, in a term that could not read the log, would be swallowed in the third."""
+
+    async def scenario(world):
+        world.dispatcher("first")
+        await produce(world, ask("r"))
+        await asyncio.sleep(5)
+        waiting = await world.seen_log.read()
+        world.worker()
+        await asyncio.sleep(5)
+        return waiting, [(m.topic, m.offset) for batch in await world.seen_log.read() for m in batch.marks]
+
+    assert in_world(scenario) == ([], [(INTERACTIVE, 0)])
+
+
 @pytest.mark.parametrize("is_wiped", [False, True])
 def test_the_next_term_knows_what_the_killed_one_has_seen_unless_redis_was_wiped(is_wiped):
     async def scenario(world):
