@@ -21,7 +21,7 @@ from broker.assembly import StreamItem
 from broker.discovery import discover
 from broker.errors import ClientClosed, ClientTimeout
 from broker.inbox import Inbox
-from broker.requests import Prepared, RequestLike, prepare
+from broker.requests import Prepared, RequestLike, cancelling, prepare
 from broker.sending import Sender
 from broker.subscription import Start, Subscription
 from broker.transport.connect import connect
@@ -29,7 +29,9 @@ from broker.transport.protocol import Outgoing, Transport
 from broker.waiting import ResultStream, Waiter
 from schemas import headers
 from schemas.config import Config
+from schemas.control import batch_name
 from schemas.errors import ErrorCode
+from schemas.headers import Headers
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
 from schemas.topics import Topics
@@ -126,6 +128,7 @@ class Client:
         service_class: ServiceClass = "interactive",
         timeout_s: float | None = None,
         traceparent: str | None = None,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> InferenceResult:
         """Send a request and wait for its terminal result, whatever its status is.
@@ -136,6 +139,7 @@ class Client:
             timeout_s: How long to wait; the client's own by default. The request's `deadline` ends the wait too, with
                 a result that is `expired`.
             traceparent: Passed through to the result's headers (W3C trace context).
+            batch: A name by which `cancel` takes requests together.
             fields: Fields of the request, before those of `request`.
 
         Raises:
@@ -144,7 +148,8 @@ class Client:
             TransportError: Kafka refused the request, or could not be reached.
         """
         prepared = self._prepare(request, fields)
-        async with contextlib.aclosing(self._run(prepared, service_class, timeout_s, traceparent, streams=False)) as items:
+        named = _named(traceparent, batch)
+        async with contextlib.aclosing(self._run(prepared, service_class, timeout_s, named, streams=False)) as items:
             async for item in items:
                 if isinstance(item, InferenceResult):
                     return item
@@ -158,6 +163,7 @@ class Client:
         service_class: ServiceClass = "interactive",
         timeout_s: float | None = None,
         traceparent: str | None = None,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> ResultStream:
         """Send a request and give its tokens as they come; arguments and errors as for `submit`.
@@ -166,7 +172,7 @@ class Client:
             An async iterator of `TokenChunk` and, rarely, `StreamRestarted`; at its end `.result` is the terminal result.
         """
         prepared = self._prepare(request, {**fields, "stream": True})
-        return ResultStream(prepared.id, self._run(prepared, service_class, timeout_s, traceparent, streams=True))
+        return ResultStream(prepared.id, self._run(prepared, service_class, timeout_s, _named(traceparent, batch), streams=True))
 
     async def send(
         self,
@@ -175,6 +181,7 @@ class Client:
         service_class: ServiceClass = "interactive",
         result_partition: int | None = None,
         traceparent: str | None = None,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> str:
         """Send a request and give its id once Kafka has acknowledged it; read its result with `results`.
@@ -184,15 +191,16 @@ class Client:
             service_class: `interactive` or `batch`.
             result_partition: Where the result shall come; by the id's hash by default.
             traceparent: Passed through to the result's headers.
+            batch: A name by which `cancel` takes requests together.
             fields: Fields of the request, before those of `request`.
 
         Raises:
             InvalidMessage: The schema refuses the request; nothing was sent.
             TransportError: Kafka refused the request, or could not be reached.
         """
-        prepared = self._prepare(request, fields)
+        prepared, named = self._prepare(request, fields), _named(traceparent, batch)
         await self.start()
-        await (await self._queue(prepared, service_class, result_partition, traceparent))
+        await (await self._queue(prepared, service_class, result_partition, named))
         return prepared.id
 
     async def send_many(
@@ -202,6 +210,7 @@ class Client:
         service_class: ServiceClass = "batch",
         result_partition: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
+        batch: str | None = None,
     ) -> AsyncGenerator[str, None]:
         """Send many requests and give each id, in order, once Kafka has acknowledged it.
 
@@ -210,17 +219,19 @@ class Client:
             service_class: `interactive` or `batch`.
             result_partition: Where the results shall come; by the ids' hashes by default.
             in_flight_max: How many may be unacknowledged.
+            batch: A name by which `cancel` takes requests together.
 
         Raises:
             InvalidMessage: The schema refuses a request; those before it were sent.
             TransportError: Kafka refused a request, or could not be reached.
         """
+        named = _named(None, batch)
         await self.start()
         pending: deque[tuple[str, asyncio.Task[None]]] = deque()
         try:
             async for request in _each(requests):
                 prepared = self._prepare(request, {})
-                pending.append((prepared.id, await self._queue(prepared, service_class, result_partition, None)))
+                pending.append((prepared.id, await self._queue(prepared, service_class, result_partition, named)))
                 while pending and (len(pending) >= in_flight_max or pending[0][1].done()):
                     sent, acknowledged = pending.popleft()
                     await acknowledged
@@ -232,6 +243,27 @@ class Client:
         finally:
             for _, acknowledged in pending:
                 acknowledged.cancel()
+
+    # -- cancel -----------------------------------------------------------------------------------------------------
+
+    async def cancel(self, id: str | None = None, *, tenant: str | None = None, batch: str | None = None) -> None:  # noqa: A002
+        """Cancel requests; at least one of the three is given, and what answers to all that are given is cancelled.
+
+        Returns once Kafka has acknowledged it. Each request that had not ended by then, wherever it is, ends as
+        `cancelled`, or in another way if that came first: its one result tells. What is sent later is not touched.
+
+        Args:
+            id: A request's id; alone, that of any tenant.
+            tenant: Whose requests; alone, all of them.
+            batch: The name given as `batch` when they were sent.
+
+        Raises:
+            InvalidMessage: Nothing is given, or a name cannot be one; nothing was cancelled.
+            TransportError: Kafka refused it, or could not be reached.
+        """
+        record = cancelling(id, tenant, batch, self.topics)
+        await self.start()
+        await (await self._parts.sender.queue(record))
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -295,13 +327,11 @@ class Client:
         return prepare(request, fields, content_type=self._content_type, record_bytes_max=limit)
 
     async def _queue(
-        self, prepared: Prepared, service_class: ServiceClass, partition: int | None, traceparent: str | None
+        self, prepared: Prepared, service_class: ServiceClass, partition: int | None, named: Headers
     ) -> "asyncio.Task[None]":
-        out: list[tuple[str, bytes]] = [(headers.CONTENT_TYPE, self._content_type.encode())]
+        out = [(headers.CONTENT_TYPE, self._content_type.encode()), *named]
         if partition is not None:
             out.append((headers.RESULT_PARTITION, headers.pack_number(partition)))
-        if traceparent is not None:
-            out.append((headers.TRACEPARENT, traceparent.encode()))
         topic = self.topics.requests(service_class)
         return await self._parts.sender.queue(Outgoing(topic, prepared.value, prepared.id.encode(), tuple(out)))
 
@@ -310,7 +340,7 @@ class Client:
         prepared: Prepared,
         service_class: ServiceClass,
         timeout_s: float | None,
-        traceparent: str | None,
+        named: Headers,
         *,
         streams: bool,
     ) -> AsyncGenerator[StreamItem | InferenceResult, None]:
@@ -329,7 +359,7 @@ class Client:
                 inbox = self._parts.inbox
                 partition = await inbox.open()
                 await inbox.expect(waiter)
-                await (await self._queue(prepared, service_class, partition, traceparent))
+                await (await self._queue(prepared, service_class, partition, named))
             while True:
                 async with asyncio.timeout_at(limit):
                     item = await waiter.next_item()
@@ -352,6 +382,16 @@ class _Parts(NamedTuple):
     transport: Transport
     sender: Sender
     inbox: Inbox
+
+
+def _named(traceparent: str | None, batch: str | None) -> Headers:
+    """The headers that a caller may set."""
+    given: list[tuple[str, bytes]] = []
+    if traceparent is not None:
+        given.append((headers.TRACEPARENT, traceparent.encode()))
+    if batch is not None:
+        given.append((headers.BATCH, batch_name(batch).encode()))
+    return tuple(given)
 
 
 def _expired(prepared: Prepared) -> InferenceResult:

@@ -6,12 +6,13 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
-from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from schemas import headers
 from schemas.config import Config
@@ -26,6 +27,7 @@ TICK_S = 0.05
 REFRESH_S = 30.0
 LOOKUP_S = 5.0
 REPLY_TOPICS_MAX = 10_000
+_CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled before it was queued")
 
 
 def now_ms() -> int:
@@ -51,6 +53,7 @@ class Active:
         self._config, self._transport, self._clock = config, transport, clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
+        self._control = ControlLog(transport, self._topics)
         self._hop = Hop(
             transport, self._topics.dispatcher_group, self, config.dispatcher.hop, claim=False, still_owner=still_leader
         )
@@ -69,17 +72,21 @@ class Active:
 
         Raises:
             OffsetGone: Where accepted records are not there any more.
+            TransportError: A topic is missing, or the control topic could not be read to its end.
         """
         self._admin = await self._transport.admin()
         background: list[asyncio.Task[None]] = []
         try:
+            await self._control.replay()
             await self._take_partitions()
-            background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._refresh())]
+            works = self._tick(), self._refresh(), self._control.run(self._cancelled)
+            background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:
             for task in [*background, *self._lookups.values()]:
                 task.cancel()
             await asyncio.gather(*background, *self._lookups.values(), return_exceptions=True)
+            await self._control.close()
             await self._admin.close()
 
     def stop(self) -> None:
@@ -112,9 +119,7 @@ class Active:
         elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:
             self._check_reply(admitted)
         else:
-            effects = self._machine.handle(Arrived(admitted), self._clock())
-            if effects:
-                self._do(effects)
+            self._admit(admitted)
 
     def flush(self) -> None:
         """A batch is in hand: decide."""
@@ -130,6 +135,22 @@ class Active:
     def committed(self, work: Work, places: Sequence[Place]) -> None:
         """A forward or a result is durable."""
         self._machine.handle(Sent(work, places[0][1] if places else None), self._clock())
+
+    def _admit(self, item: Item) -> None:
+        """A request is sound, and so is its reply address."""
+        if self._is_cancelled(item):
+            self._finish(Finish(item, "cancelled", _CANCELLED))
+            return
+        effects = self._machine.handle(Arrived(item), self._clock())
+        if effects:
+            self._do(effects)
+
+    def _is_cancelled(self, item: Item) -> bool:
+        return self._control.cancels.covers(item.envelope, item.headers)
+
+    def _cancelled(self) -> None:
+        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+        self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
 
     # -- effects ---------------------------------------------------------------------------------------------------------
 
@@ -207,7 +228,7 @@ class Active:
         elif wished is not None and (partition is None or not 0 <= partition < count):
             self._refuse_reply(item, f"reply topic {topic!r} has no such partition: it has {count}", headers.REPLY_PARTITION)
         else:
-            self._do(self._machine.handle(Arrived(item), self._clock()))
+            self._admit(item)
 
     def _refuse_reply(self, item: Item, message: str, param: str = headers.REPLY_TOPIC) -> None:
         item.headers = headers.without(item.headers, headers.REPLY_TOPIC)

@@ -14,6 +14,7 @@ CORRELATION_ID = "kafka_correlationId"
 REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 RESULT_PARTITION = "forebay-result-partition"  # where a client wishes results and chunks of its request
+BATCH = "forebay-batch"  # a name by which requests are cancelled together
 ENVELOPE = "forebay-envelope"
 RUN_ID = "forebay-run-id"
 DEAD_TOPIC = "forebay-original-topic"

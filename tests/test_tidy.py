@@ -25,7 +25,15 @@ IMPURE = {
     "threading",
     "time",
 }
-PURE_FILES = ("broker/transport/ledger.py", "memory_coordinator/model.py")  # besides every folder named `core`
+PURE_FILES = (  # besides every folder named `core`
+    "broker/transport/cancels.py",
+    "broker/transport/ledger.py",
+    "memory_coordinator/model.py",
+)
+    "broker/transport/cancels.py",
+    "broker/transport/ledger.py",
+    "memory_coordinator/model.py",
+)  # besides every folder named `core`
 UNWRITTEN = (
     "pypi" + ".org",
     "python" + "hosted",

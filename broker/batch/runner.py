@@ -255,7 +255,11 @@ class _Runner:
             raise RuntimeError(message)
         deadline = datetime.fromtimestamp(header.deadline_ms / 1000, UTC)
         request = structs.replace(call.request, deadline=deadline)
-        named = ((headers.CONTENT_TYPE, headers.JSON.encode()), (headers.RESULT_PARTITION, headers.pack_number(header.partition)))
+        named = (
+            (headers.CONTENT_TYPE, headers.JSON.encode()),
+            (headers.RESULT_PARTITION, headers.pack_number(header.partition)),
+            (headers.BATCH, self._plan.name.encode()),
+        )
         return Outgoing(self._topics.requests("batch"), codecs.encode(request), str(request.id).encode(), named)
 
     def _refuse(self, index: int, error: InvalidMessage, custom_id: str | None) -> None:
