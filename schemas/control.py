@@ -36,7 +36,13 @@ class Cancel(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True
             raise ValueError(msg)
 
 
-_decoder = msgspec.json.Decoder(Cancel)
+class _Tagged(Struct):
+    """Any control record; a decoder of one tagged struct alone does not insist on the tag."""
+
+    kind: str
+
+
+_tag_decoder, _decoder = msgspec.json.Decoder(_Tagged), msgspec.json.Decoder(Cancel)
 
 
 def cancel_of(id: str | None = None, tenant: str | None = None, batch: str | None = None) -> Cancel:  # noqa: A002 - its name
@@ -87,6 +93,7 @@ def decode_control(value: bytes | None) -> Cancel:
         message = "the record has no value: expected an object"
         raise InvalidMessage(message)
     try:
+        _tag_decoder.decode(value)
         return _decoder.decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise faults.misread(error, value, headers.JSON, Cancel) from None

@@ -28,7 +28,7 @@ class World:
     def __init__(self, config):
         self.config, self.cluster, self.board = config, MemoryCluster(config.kafka), MemoryBoard()
         self.topics, self.tasks, self.clients = Topics(), [], []
-        self.ways = {}
+        self.ways, self.running = {}, {}
 
     def clock(self):
         return asyncio.get_running_loop().time() + 1_700_000_000
@@ -42,7 +42,8 @@ class World:
         await admin.ensure(self.topics.specs(self.config.topics, self.config.pools), 1, 1)
 
     def dispatcher(self, name="d"):
-        self.tasks.append(asyncio.ensure_future(DispatcherService(self.config, self.way(name), self.board, name).run()))
+        service = DispatcherService(self.config, self.way(name), self.board, name, clock=lambda: int(self.clock() * 1000))
+        self._begin(name, service.run())
 
     def worker(self, name="w"):
         worker = Worker(
@@ -54,7 +55,16 @@ class World:
             name,
             clock=lambda: int(self.clock() * 1000),
         )
-        self.tasks.append(asyncio.ensure_future(worker.run()))
+        self._begin(name, worker.run())
+
+    def _begin(self, name, running):
+        self.running[name] = asyncio.ensure_future(running)
+        self.tasks.append(self.running[name])
+
+    def kill(self, name):
+        """End a process without a word to the cluster."""
+        self.ways[name].kill()
+        self.running[name].cancel()
 
     def answer(self):
         self.dispatcher()

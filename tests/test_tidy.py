@@ -30,10 +30,6 @@ PURE_FILES = (  # besides every folder named `core`
     "broker/transport/ledger.py",
     "memory_coordinator/model.py",
 )
-    "broker/transport/cancels.py",
-    "broker/transport/ledger.py",
-    "memory_coordinator/model.py",
-)  # besides every folder named `core`
 UNWRITTEN = (
     "pypi" + ".org",
     "python" + "hosted",

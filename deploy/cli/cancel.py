@@ -10,6 +10,11 @@ from schemas.config import Config
 from schemas.control import Cancel, cancel_of
 
 
+def is_terminal() -> bool:
+    """Whether somebody is there to be asked."""
+    return sys.stdin.isatty()
+
+
 @click.command()
 @click.argument("id", metavar="[ID]", required=False)
 @config_option
@@ -34,7 +39,7 @@ def cancel(*, id: str | None, config: Config, tenant: str | None, batch: str | N
     wanted = cancel_of(id, tenant, batch)
     what = _said(wanted)
     is_wide = id is None and batch is None
-    if is_wide and not yes and sys.stdin.isatty() and not click.confirm(f"Cancel {what}?", err=True):
+    if is_wide and not yes and is_terminal() and not click.confirm(f"Cancel {what}?", err=True):
         click.echo("forebay: nothing was cancelled", err=True)
         raise SystemExit(EXIT_ERROR)
     run(_cancel(config, wanted))
