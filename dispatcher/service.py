@@ -35,7 +35,9 @@ class DispatcherService:
         clock: Unix time in milliseconds.
     """
 
-    def __init__(self, config: Config, transport: Transport, board: Board, name: str, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self, config: Config, transport: Transport, board: Board, name: str, *, clock: Callable[[], int] = now_ms
+    ) -> None:
         self._config, self._transport, self._board, self._name = config, transport, board, name
         self._clock = clock
         self._topics = Topics(config.kafka.topic_prefix)

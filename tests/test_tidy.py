@@ -25,11 +25,12 @@ IMPURE = {
     "threading",
     "time",
 }
-PURE_FILES = (  # besides every folder named `core`
+PURE_FILES = (
     "broker/transport/cancels.py",
     "broker/transport/ledger.py",
+    "broker/transport/suspicion.py",
     "memory_coordinator/model.py",
-)
+)  # besides every folder named `core`
 UNWRITTEN = (
     "pypi" + ".org",
     "python" + "hosted",

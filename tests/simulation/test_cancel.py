@@ -152,6 +152,23 @@ def test_a_dispatcher_that_took_over_knows_what_its_predecessor_knew():
     assert in_world(scenario, slow) == {"r": ["cancelled"]}
 
 
+def test_nothing_is_consumed_before_the_control_topic_was_read():
+    async def scenario(world):
+        async def hook(step):
+            if (step.moment, step.operation, step.subject) == ("before", "poll", f"{TOPICS.control}/0"):
+                await asyncio.sleep(5)  # by then everything else would have been served
+
+        world.worker()
+        client = world.client()
+        await send(client, "r")
+        await client.cancel("r")
+        world.cluster.hook = hook
+        world.dispatcher()
+        return await outcomes(world, 1)
+
+    assert in_world(scenario) == {"r": ["cancelled"]}
+
+
 def test_what_is_sent_later_is_not_touched_also_under_the_same_id():
     async def scenario(world):
         client = world.client()

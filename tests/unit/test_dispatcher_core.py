@@ -6,6 +6,7 @@ from broker.transport.protocol import Record
 from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Finish, Forward, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.core.deadlines import SPARE
+from dispatcher.core.machine import GONE_SPARE
 from dispatcher.core.routing import LeastLoaded
 from schemas import EngineStatus, ErrorInfo, RouteAttempt, codecs, headers, parse_config
 from schemas.errors import ErrorCode
@@ -200,6 +201,16 @@ def test_a_mass_cancel_leaves_the_others_their_turn():
     effects = made.handle(Tick(), NOW)
     assert [e.item.work[1] for e in effects] == list(range(1, 801, 2))[: len(effects)]
     assert len(effects) == 400
+
+
+def test_what_was_cancelled_behind_others_takes_no_room():
+    made = machine()
+    decide(made, request(0, deadline=at(1)))  # the nearest deadline goes first, so it stands before all others
+    for n in range(1, 2_000):
+        decide(made, request(n, prompt="long" * 100), retry(10_000 + n, not_before_ms=9_000_000))
+        assert len(made.handle(Cancelled(lambda item: item.work[1] > 0), NOW)) == 2
+    assert len(made._queue) + len(made._delayed) <= 2 * GONE_SPARE
+    assert made.queued == 1
 
 
 def test_a_dropped_request_is_never_forwarded():
