@@ -40,6 +40,7 @@ class ControlLog:
         self._transport, self._patience_s = transport, patience_s
         self._tp = TopicPartition(topics.control, 0)
         self._consumer: Consumer | None = None
+        self._follows = False
         self.cancels = Cancels()
 
     async def replay(self) -> None:
@@ -73,6 +74,7 @@ class ControlLog:
         if consumer is None:
             message = "the control topic was not replayed"
             raise RuntimeError(message)
+        self._follows = True
         loop = asyncio.get_running_loop()
         looked = loop.time()
         while True:
@@ -113,7 +115,8 @@ class ControlLog:
             log.warning("control_record_passed_over offset=%d reason=%s", record.offset, error)
             return False
         self.cancels.add(cancel, record.offset, record.timestamp_ms)
-        log.info("cancel offset=%d id=%s tenant=%s batch=%s", record.offset, cancel.id, cancel.tenant, cancel.batch)
+        level = logging.INFO if self._follows else logging.DEBUG  # what lies there from before is told by its number
+        log.log(level, "cancel offset=%d id=%s tenant=%s batch=%s", record.offset, cancel.id, cancel.tenant, cancel.batch)
         return True
 
     async def _to_first(self, consumer: Consumer) -> int:
