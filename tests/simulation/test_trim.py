@@ -23,7 +23,7 @@ ENGINE = TopicPartition(TOPICS.engine("sim"), 0)
 GROUPS = {REQUEST: TOPICS.dispatcher_group, RETRY: TOPICS.dispatcher_group, ENGINE: TOPICS.engine_group("sim")}
 
 
-def small(results_retention_ms=HOUR_MS):
+def small(results_retention_ms=HOUR_MS, control_retention_ms=HOUR_MS):
     return parse_config(
         {
             "engines": {"sim": {"kind": "sim", "slots": 4, "options": {"ttft_ms": 20, "tpot_ms": 5}}},
@@ -35,7 +35,7 @@ def small(results_retention_ms=HOUR_MS):
                 "results_retention_ms": results_retention_ms,
                 "streams_retention_ms": 60_000,
             },
-            "dispatcher": {"trim_interval_ms": 5_000},
+            "dispatcher": {"trim_interval_ms": 5_000, "control_retention_ms": control_retention_ms},
         }
     )
 
@@ -126,6 +126,29 @@ def test_a_backlog_of_eight_days_is_answered_though_everything_else_has_expired(
         assert min(r.timing.latency_ms for r in results) > 8 * DAY_S * 1000
 
     on_stack(scenario, small())
+
+
+def test_a_cancel_that_means_nobody_any_more_is_deleted_and_its_readers_go_on():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        await stack.produce(prompts(4))
+        await asyncio.sleep(2)
+        await stack.produce([b'{"kind":"cancel","id":"r1"}'], TOPICS.control)
+        await asyncio.sleep(60)
+        assert bounds(stack, TOPICS.control) == [(0, 1)], "others of its time are unfinished"
+        stack.worker("w1")
+        await stack.results(4)
+        await asyncio.sleep(15)
+        assert bounds(stack, TOPICS.control) == [(1, 1)]
+        await stack.produce([b'{"kind":"cancel","id":"later"}'], TOPICS.control)
+        stack.kill("d1")
+        stack.dispatcher("d2")  # replays what is left
+        await stack.produce(prompts(6)[4:])
+        assert {r.request_id: r.status for r in await stack.results(6)} == {
+            f"r{n}": "cancelled" if n == 1 else "completed" for n in range(6)
+        }
+
+    on_stack(scenario, small(control_retention_ms=1_000))
 
 
 # -- one round -------------------------------------------------------------------------------------------------------------
