@@ -37,6 +37,7 @@ from schemas.topics import Topics
 TIMEOUT_S = 600.0
 DEADLINE_GRACE_S = 2.0  # a terminal result that says the same with more detail may be on its way
 IN_FLIGHT_MAX = 1_000
+CLOSED = "the client is closed: make a new one"
 
 
 class Client:
@@ -86,8 +87,7 @@ class Client:
             ClientClosed: The client was closed before.
         """
         if self._closed:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
             if self._open is None:
@@ -286,8 +286,7 @@ class Client:
     @property
     def _parts(self) -> "_Parts":
         if self._open is None:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         return self._open
 
     def _prepare(self, request: RequestLike | None, fields: dict[str, Any]) -> Prepared:
