@@ -15,7 +15,12 @@ SIM = {"kind": "sim"}
         ({"kafka": 5}, "`kafka`: Expected `object`, got `int`"),
         ({"kafka": {"bootstrap": ""}}, "`kafka.bootstrap`: Expected `str` of length >= 1"),
         ({"kafka": {"bootstrap": 9092}}, "`kafka.bootstrap`: Expected `str`, got `int`"),
-        ({"kafka": {"delivery": "perhaps"}}, "`kafka.delivery`: Invalid enum value 'perhaps'"),
+        (
+            {"kafka": {"delivery": "perhaps"}},
+            "`kafka.delivery`: Invalid enum value 'perhaps': expected one of at_least_once, exactly_once",
+        ),
+        ({"kafka": {"delivery": 2}}, "`kafka.delivery`: Expected `str`, got `int`: expected one of at_least_once, exactly_once"),
+        ({"kafka": {"sasl_mechanism": "GSSAPI"}}, "`kafka.sasl_mechanism`: Invalid enum value 'GSSAPI': expected one of PLAIN, "),
         ({"kafka": {"topic_prefix": "a b"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
         ({"kafka": {"topic_prefix": "a\n"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
         ({"kafka": {"topic_prefix": "__consumer"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
@@ -135,6 +140,7 @@ def test_variables_that_are_not_ours_or_name_no_section_are_passed_over(file):
     [
         ("KAFKA__REQUEST_TIMEOUT_MS", "soon", "`kafka.request_timeout_ms`: Expected `int`, got `str`"),
         ("KAFKA__REQUEST_TIMEOUT_MS", "2000", "`kafka.request_timeout_ms`: expected more than"),
+        ("KAFKA__DELIVERY", "exactly-once", "`kafka.delivery`: Invalid enum value 'exactly-once': expected one of at_least_once"),
         ("KAFKA__TOPIC_PREFIX", "", "`kafka.topic_prefix`: Expected `str` matching regex"),
         ("KAFKA__BOOTSTRAPS", "x", "`kafka.bootstraps`: unknown field"),
         ("KAFAK__BOOTSTRAP", "x", "`kafak`: unknown field"),
