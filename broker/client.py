@@ -28,8 +28,9 @@ from broker.transport.connect import connect
 from broker.transport.protocol import Outgoing, Transport
 from broker.waiting import ResultStream, Waiter
 from schemas import headers
+from schemas.addresses import check_bootstrap
 from schemas.config import Config
-from schemas.errors import ErrorCode
+from schemas.errors import ConfigError, ErrorCode
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
 from schemas.topics import Topics
@@ -69,6 +70,11 @@ class Client:
     ) -> None:
         found = config if isinstance(config, Config) else discover(Path(config) if config else None)
         if bootstrap is not None:
+            try:
+                check_bootstrap(bootstrap)
+            except ValueError as error:
+                message = f"`bootstrap`: {error}"
+                raise ConfigError(message) from None
             found = structs.replace(found, kafka=structs.replace(found.kafka, bootstrap=bootstrap))
         self.config = found
         self.topics = Topics(found.kafka.topic_prefix)

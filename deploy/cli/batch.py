@@ -11,12 +11,14 @@ from broker.batch import Files, Limits, Plan, Progress, Settings, Tally, run_bat
 from broker.transport.connect import connect
 from deploy.cli.batch_progress import Bar, Plain, is_terminal
 from deploy.cli.common import EXIT_ERROR, config_option, json_option, run
+from deploy.cli.numbers import Finite, seconds
 from schemas.config import Config
 from schemas.errors import ConfigError
 from schemas.messages import DEFAULT_TENANT, Tenant
 from schemas.topics import Topics
 
 HOUR_MS = 3_600_000
+HOURS_MAX = 24 * 365
 _FILE = click.Path(path_type=Path)
 
 
@@ -34,11 +36,9 @@ def batch() -> None:
 @click.option("--max-tokens", type=click.IntRange(1), help="Bound of the output where a line has none.")
 @click.option("--max-in-flight", type=click.IntRange(1, 100_000), default=2_000, show_default=True, help="Requests at once.")
 @click.option(
-    "--window", "window_h", type=click.FloatRange(0, min_open=True), default=24.0, show_default=True, help="Hours to answer in."
+    "--window", "window_h", type=Finite(0, HOURS_MAX, min_open=True), default=24.0, show_default=True, help="Hours to answer in."
 )
-@click.option(
-    "--stall", "stall_s", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds of silence to bear."
-)
+@click.option("--stall", "stall_s", type=seconds(1), default=600.0, show_default=True, help="Seconds of silence to bear.")
 @click.option("--restart", is_flag=True, help="Forget what an earlier run reached, and replace its outputs.")
 @click.option("--resend", is_flag=True, help="Send lines that have no answer again, also those sent already.")
 @json_option("Print the counts as one JSON object.")

@@ -18,7 +18,9 @@ from deploy.local.errors import LocalStackError, NotReady, NotRunning
 from deploy.local.home import Home, State, home_path
 from deploy.local.plan import Plan, Report, Wanted, make_plan, worker_name
 from deploy.local.supervisor import last_line, read_statuses
-from schemas.config import Config, load_config
+from memory_coordinator import StatusBoard
+from schemas.addresses import REDIS_PORT, check_bootstrap, check_redis_url
+from schemas.config import Config, RedisConfig, load_config
 from schemas.errors import ConfigError
 
 UP_S = 600.0  # a model on a busy machine
@@ -28,7 +30,6 @@ SPAWN_S = 60.0
 LEFTOVERS_S = 30.0
 POLL_S = 0.1
 REACH_S = 5.0
-REDIS_PORT = 6379
 LOG_BYTES_MAX = 8 * 2**20
 
 
@@ -53,6 +54,7 @@ def up(
     place = Home(home_path(home))
     place.make()
     with locked(place.up_lock, UP_LOCK_S):
+        _must_be_addresses(wanted or Wanted())
         if place.is_supervised():
             state = _wait_up(place, limit_s, report)
             report(f"a stack runs already in {place.root}, with {_told(state)}; `forebay local down` first to change it")
@@ -116,19 +118,33 @@ def status(home: Path | None = None) -> dict[str, Any]:
     }
 
 
+def _must_be_addresses(wanted: Wanted) -> None:
+    """Refuse an address that cannot be one before it is written into the configuration."""
+    for option, variable, given, check in (
+        ("--kafka", "FOREBAY_KAFKA__BOOTSTRAP", wanted.kafka, check_bootstrap),
+        ("--redis", "FOREBAY_REDIS__URL", wanted.redis, check_redis_url),
+    ):
+        address = given if given is not None else os.environ.get(variable) or None
+        try:
+            if address is not None:
+                check(address)
+        except ValueError as error:
+            message = f"{variable if given is None else option}: {error}"
+            raise ConfigError(message) from None
+    redis = wanted.redis or os.environ.get("FOREBAY_REDIS__URL")
+    if redis:
+        StatusBoard(RedisConfig(url=redis), "check")
+
+
 def _must_reach_redis(wanted: Wanted) -> None:
     """Refuse a Redis that was given and is not there before anything is started, as that takes longer."""
     given = wanted.redis or os.environ.get("FOREBAY_REDIS__URL")
-    if given is None:
+    if not given:
         return
-    try:
-        parts = urlsplit(given)
-        if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
-            raise ValueError  # noqa: TRY301 - told below, like a port that is no number
-        address = parts.hostname, parts.port or REDIS_PORT
-    except ValueError:
-        message = "--redis (or FOREBAY_REDIS__URL): expected redis://HOST:PORT or rediss://HOST:PORT"
-        raise ConfigError(message) from None
+    parts = urlsplit(given)
+    if not parts.hostname:  # a socket in the file system
+        return
+    address = parts.hostname, parts.port or REDIS_PORT
     try:
         socket.create_connection(address, REACH_S).close()
     except OSError as error:
