@@ -47,7 +47,8 @@ class StatusBoard:
                 socket_connect_timeout=timeout_s,
                 retry=Retry(NoBackoff(), 1),  # every call here is idempotent
             )
-            self._redis.connection_pool.make_connection()  # else an option it does not know is told by the first command
+            # An option that the client does not know is told by its first connection.
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as error:
             message = f"`redis.url`: {error}: expected a URL as in {REDIS_EXAMPLE}"
             raise ConfigError(message) from None
