@@ -52,7 +52,8 @@ def up(
 ) -> None:
     r"""Start the stack; returns when all of it answers. It goes on in the background until `forebay local down`.
 
-    Where one runs already, nothing changes.
+    Where one runs already with all that is asked for, nothing changes; where something of it is missing there, that is
+    an error, and the stack goes on.
 
     \b
     Examples:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from deploy.local.cache import locked
-from deploy.local.errors import LocalStackError, NotReady, NotRunning
+from deploy.local.errors import BrokenState, LocalStackError, NotReady, NotRunning, OtherStack
 from deploy.local.home import Home, State, home_path
 from deploy.local.plan import Plan, Report, Wanted, make_plan, worker_name
 from deploy.local.supervisor import last_line, read_statuses
@@ -36,7 +36,7 @@ LOG_BYTES_MAX = 8 * 2**20
 def up(
     home: Path | None = None, wanted: Wanted | None = None, *, limit_s: float = UP_S, report: Report = lambda _: None
 ) -> dict[str, Any]:
-    """Start a stack, and wait until all of it answers. Where one runs already, nothing is changed.
+    """Start a stack, and wait until all of it answers. Where one runs already as it is wanted, nothing is changed.
 
     Args:
         home: Its folder; see `home_path`.
@@ -49,6 +49,8 @@ def up(
 
     Raises:
         ConfigError: The configuration or an engine's name is wrong.
+        OtherStack: One runs already and is not what is wanted; it goes on.
+        BrokenState: One runs already, and what it says of itself cannot be read.
         LocalStackError: A part cannot be had, or does not answer; then nothing is left running.
     """
     place = Home(home_path(home))
@@ -57,12 +59,13 @@ def up(
         _must_be_addresses(wanted or Wanted())
         if place.is_supervised():
             state = _wait_up(place, limit_s, report)
+            _must_be_as(state, wanted or Wanted())
             report(f"a stack runs already in {place.root}, with {_told(state)}; `forebay local down` first to change it")
             return status(place.root)
         with locked(place.guards_lock, LEFTOVERS_S):
             pass  # what an earlier, killed supervisor left has ended
         _must_reach_redis(wanted or Wanted())
-        plan = make_plan(place, wanted or Wanted(), place.read_state(), report)
+        plan = make_plan(place, wanted or Wanted(), _last(place, report), report)
         for note in plan.notes:
             report(note)
         place.state.unlink(missing_ok=True)
@@ -96,11 +99,12 @@ def status(home: Path | None = None) -> dict[str, Any]:
 
     Raises:
         NotRunning: Nothing runs in this home.
+        BrokenState: What the stack says of itself cannot be read.
         ConfigError: The configuration was made unreadable since.
     """
     place = Home(home_path(home))
-    state = place.read_state()
-    if state is None or not place.is_supervised():
+    state = place.read_state() if place.is_supervised() else None
+    if state is None:
         message = f"no stack runs in {place.root}: `forebay local up` starts one"
         raise NotRunning(message)
     config = load_config(place.config, os.environ)
@@ -226,15 +230,64 @@ def _stop(place: Home, limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     is_asked = False
     while place.is_supervised():
-        state = place.read_state()
-        if state is not None and not is_asked:
+        pid = _supervisor(place)
+        if pid is not None and not is_asked:
             is_asked = True
             with contextlib.suppress(ProcessLookupError):
-                os.kill(state.pid, signal.SIGTERM)
+                os.kill(pid, signal.SIGTERM)
         if time.monotonic() >= deadline:
             message = f"the stack in {place.root} does not stop within {limit_s:.0f} s: see {place.logs / 'supervisor.log'}"
             raise LocalStackError(message)
         time.sleep(POLL_S)
+
+
+def _supervisor(place: Home) -> int | None:
+    """The pid of the living supervisor, as soon as it has said it: in its state or, where that is broken, in its lock.
+
+    Raises:
+        BrokenState: It stands in neither.
+    """
+    try:
+        state = place.read_state()
+    except BrokenState:
+        pid = place.supervisor_pid()
+        if pid is None:
+            raise
+        return pid
+    return None if state is None else state.pid
+
+
+def _last(place: Home, report: Report) -> State | None:
+    """What the stack that ran here last said of itself; only its ports and its broker's kind are lost with it."""
+    try:
+        return place.read_state()
+    except BrokenState:
+        report(f"{place.state} is broken: beginning without it")
+        return None
+
+
+def _must_be_as(state: State, wanted: Wanted) -> None:
+    """Refuse what a running stack does not have.
+
+    Raises:
+        OtherStack: Naming what runs, what was asked for, and how to change it.
+    """
+    differs = [f"not the engine {name}" for name in dict.fromkeys(wanted.engines) if name not in state.engines]
+    if wanted.workers is not None:
+        named = [name for name in wanted.engines or state.engines if name in state.engines]
+        differs += [f"not {wanted.workers} workers of {name}" for name in named if len(state.engines[name]) != wanted.workers]
+    if wanted.kafka is not None and wanted.kafka != state.kafka:
+        differs.append(f"not Kafka at {wanted.kafka} but at {state.kafka}")
+    if wanted.redis is not None and wanted.redis != state.redis:
+        differs.append("not the Redis given")
+    if wanted.broker not in {"auto", state.broker}:
+        differs.append(f"not the broker {wanted.broker} but {state.broker}")
+    if differs:
+        message = (
+            f"a stack runs already in {state.home}, with {_told(state)}, and {', '.join(differs)}: "
+            "`forebay local down` first, then `forebay local up` with everything that you want"
+        )
+        raise OtherStack(message)
 
 
 def _told(state: State) -> str:

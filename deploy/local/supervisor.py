@@ -291,6 +291,8 @@ def main() -> int:
     with held:  # the lock goes on with the child
         if os.fork():
             return 0
+        held.write(f"{os.getpid()}\n")
+        held.flush()
         return Supervisor(plan).run()
 
 
