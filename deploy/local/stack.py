@@ -188,18 +188,22 @@ def _spawn(place: Home, plan: Plan) -> None:
     log = place.logs / "supervisor.log"
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
         log.replace(log.with_name(log.name + ".1"))
-    with log.open("ab") as out:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "deploy.local.supervisor"],
-            input=msgspec.json.encode(plan),
-            stdout=out,
-            stderr=out,
-            cwd=place.root,
-            env={name: value for name, value in os.environ.items() if name not in plan.ensure.unset},
-            start_new_session=True,
-            timeout=SPAWN_S,
-            check=False,
-        )
+    try:
+        with log.open("ab") as out:
+            done = subprocess.run(
+                [sys.executable, "-P", "-m", "deploy.local.supervisor"],
+                input=msgspec.json.encode(plan),
+                stdout=out,
+                stderr=out,
+                cwd=place.root,
+                env={name: value for name, value in os.environ.items() if name not in plan.ensure.unset},
+                start_new_session=True,
+                timeout=SPAWN_S,
+                check=False,
+            )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        message = f"the supervisor does not start: {error}"
+        raise NotReady(message) from None
     if done.returncode:
         message = f"the supervisor does not start: {last_line(str(log))}"
         raise NotReady(message)
