@@ -75,6 +75,6 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
-    logging.lastResort = None  # commands tell what matters; `dispatch` and `work` log on purpose
+    logging.lastResort = logging.NullHandler()  # commands tell what matters; `dispatch` and `work` log on purpose
     _readable(cli)
     guarded(lambda: cli.main(prog_name="forebay", standalone_mode=False))

@@ -89,6 +89,21 @@ def test_help_and_version_import_no_command(tmp_path):
     assert forebay("--version", cwd=tmp_path).stdout.startswith(b"forebay ")
 
 
+def test_what_is_logged_beside_a_command_is_not_shown():
+    code = """
+        import logging, sys
+        from deploy.cli import main
+        sys.argv = ["forebay", "--version"]
+        try:
+            main()
+        except SystemExit:
+            logging.getLogger("forebay.batch").warning("retry")
+            logging.getLogger("asyncio").error("unclosed")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=True)
+    assert done.stderr == b""
+
+
 def test_the_client_imports_neither_kafka_nor_the_command_line():
     code = "import sys; from broker import Client; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split()
