@@ -216,6 +216,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
         not_before_ms: Unix time before which a retry must not be dispatched.
         excluded: Engine -> epoch in which it handed the request back.
         route: The attempts so far.
+        crashes: How often it was in hand when a worker or its engine died.
     """
 
     id: str
@@ -228,6 +229,32 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
     not_before_ms: int = 0
     excluded: dict[str, int] = field(default_factory=dict)
     route: list[RouteAttempt] = field(default_factory=list)
+    crashes: int = 0
+
+
+class SeenMark(Struct, frozen=True, array_like=True):
+    """A request that was accepted for good, so that the same id is not run again for a while.
+
+    Attributes:
+        key: A digest of tenant, id and where the answer goes.
+        topic: With partition and offset, the record that was accepted.
+    """
+
+    key: bytes
+    topic: str
+    partition: int
+    offset: int
+
+
+class SeenBatch(Struct, frozen=True, array_like=True):
+    """Marks made in one go.
+
+    Attributes:
+        at_ms: Unix time at which the last of them was made.
+    """
+
+    at_ms: int
+    marks: list[SeenMark]
 
 
 JsonObject = dict[str, Any]
