@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from schemas.addresses import check_bootstrap, check_redis_url
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
@@ -227,6 +228,15 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         if not holds:
             message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
             raise InvalidMessage(message, f"kafka.{name}")
+    for path, check, address in (
+        ("kafka.bootstrap", check_bootstrap, kafka.bootstrap),
+        ("redis.url", check_redis_url, config.redis.url),
+    ):
+        try:
+            check(address)
+        except ValueError as error:
+            message = f"`{path}`: {error}"
+            raise InvalidMessage(message, path) from None
     if topics.min_insync > topics.replication:
         message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
         raise InvalidMessage(message, "topics.min_insync")

@@ -8,6 +8,7 @@ import click
 from broker import Client
 from broker.subscription import Start
 from deploy.cli.common import config_option, json_option, run
+from deploy.cli.numbers import seconds
 from deploy.cli.show import result_line, whole_json
 from schemas.config import Config
 
@@ -33,7 +34,7 @@ def _start(_context: click.Context, _parameter: click.Parameter, text: str | Non
     callback=_start,
     help="Where to begin in each partition. [default: latest with --follow and without --request, else beginning]",
 )
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), help="With --follow: seconds to wait for the next one.")
+@click.option("--timeout", "timeout_s", type=seconds(0.1), help="With --follow: seconds to wait for the next one.")
 @json_option("Print one JSON object a line.")
 def results(
     *, config: Config, follow: bool, ids: tuple[str, ...], start: Start | None, timeout_s: float | None, as_json: bool
