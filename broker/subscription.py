@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 from broker.reading import PATIENCE_S, BoundedReader, PartitionReader, partitions_of
-from broker.transport.protocol import Record, TopicPartition, Transport
+from broker.transport.protocol import Record, Transport
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
 from schemas.messages import InferenceResult

@@ -22,6 +22,7 @@ DEAD_OFFSET = "forebay-original-offset"
 DEAD_CODE = "forebay-error-code"
 DEAD_REASON = "forebay-reason"
 DEAD_BYTES = "forebay-original-bytes"  # only where the value had to be cut
+OF_DEAD = (DEAD_TOPIC, DEAD_PARTITION, DEAD_OFFSET, DEAD_CODE, DEAD_REASON, DEAD_BYTES)
 REPLAY = "forebay-replay"  # a request that was put back, and its result: the dead letter's partition/offset
 REPLAYED = "forebay-replayed"  # a record without value among the dead letters: partition/offset of one that was put back
 

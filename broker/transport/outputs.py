@@ -66,7 +66,7 @@ class Outputs:
             (headers.DEAD_CODE, error.code.value.encode()),
             (headers.DEAD_REASON, error.message[:REASON_CHARS_MAX].encode()),
         )
-        kept = headers.without(record.headers, *(name for name, _ in why))
+        kept = headers.without(record.headers, *headers.OF_DEAD)
         value = record.value
         if value is not None and len(value) > self._value_bytes_max:
             why = (*why, (headers.DEAD_BYTES, str(len(value)).encode()))

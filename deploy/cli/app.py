@@ -14,6 +14,7 @@ COMMANDS = {
     "submit": ("deploy.cli.submit:submit", "Send one request and print its answer."),
     "batch": ("deploy.cli.batch:batch", "Run files of OpenAI batch lines."),
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
+    "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Install and list the engines' own environments."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),
