@@ -16,7 +16,7 @@ from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ServiceClass
 
-_code = click.option("--code", type=click.Choice([code.value for code in ErrorCode]), help="Only those with this error code.")
+_code = click.option("--code", metavar="CODE", type=click.Choice([code.value for code in ErrorCode]), help="Only those with this error code.")
 _tenant = click.option("--tenant", help="Only this tenant's.")
 
 
