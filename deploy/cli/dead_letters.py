@@ -16,7 +16,8 @@ from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ServiceClass
 
-_code = click.option("--code", metavar="CODE", type=click.Choice([code.value for code in ErrorCode]), help="Only those with this error code.")
+_CODES = [code.value for code in ErrorCode]
+_code = click.option("--code", metavar="CODE", type=click.Choice(_CODES), help="Only those with this error code.")
 _tenant = click.option("--tenant", help="Only this tenant's.")
 
 
