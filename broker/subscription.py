@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
+from broker.dead_letters import parse_place
 from broker.reading import PATIENCE_S, BoundedReader, PartitionReader, partitions_of
 from broker.transport.protocol import Record, Transport
 from schemas import codecs, headers
@@ -178,7 +179,7 @@ class Subscription:
         return all(asked)
 
     def _take(self, record: Record) -> None:
-        replay = headers.text(record.headers, headers.REPLAY) or ""
+        replay = str(parse_place(headers.text(record.headers, headers.REPLAY) or "") or "")
         if self._replays is not None and replay not in self._replays:
             return
         if self._ids is not None and (record.key or b"").decode("utf-8", "replace") not in self._ids:

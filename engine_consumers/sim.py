@@ -10,7 +10,7 @@ import os
 import signal
 import struct
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from typing import Annotated
 
@@ -117,12 +117,16 @@ class _Run:
 class SimEngine:
     """An engine without a model. See `engine.Engine` for the contract.
 
+    Args:
+        config: The engine's configuration.
+        kill: Ends the worker's process, for `kill_on`.
+
     Raises:
         ConfigError: An option is unknown or out of bounds.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, kill: Callable[[], None] | None = None) -> None:
+        self._config, self._kill = config, kill or kill_process
         self._options = parse_options(SimOptions, config.options)
         self._runs: Runs[_Run] = Runs()
         self._waiting: list[tuple[int, int, _Run]] = []
@@ -285,7 +289,7 @@ class SimEngine:
 
     def _inject(self, state: _Run, *, is_first: bool, is_last: bool) -> None:
         if state.kills:
-            kill_process()
+            self._kill()
         every = self._options.fail_every
         if every and state.number % every == 0 and (is_last or not is_first):
             message = f"request {state.number} was told to fail"

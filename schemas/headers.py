@@ -14,6 +14,8 @@ CORRELATION_ID = "kafka_correlationId"
 REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 RESULT_PARTITION = "forebay-result-partition"  # where a client wishes results and chunks of its request
+CLIENT = "forebay-client"  # who waits for the answer: an id that somebody else asks with is run again
+REPLAY = "forebay-replay"  # whatever it holds, this record is run, although its id was seen; in its result too
 ENVELOPE = "forebay-envelope"
 RUN_ID = "forebay-run-id"
 DEAD_TOPIC = "forebay-original-topic"
@@ -23,7 +25,6 @@ DEAD_CODE = "forebay-error-code"
 DEAD_REASON = "forebay-reason"
 DEAD_BYTES = "forebay-original-bytes"  # only where the value had to be cut
 OF_DEAD = (DEAD_TOPIC, DEAD_PARTITION, DEAD_OFFSET, DEAD_CODE, DEAD_REASON, DEAD_BYTES)
-REPLAY = "forebay-replay"  # a request that was put back, and its result: the dead letter's partition/offset
 REPLAYED = "forebay-replayed"  # a record without value among the dead letters: partition/offset of one that was put back
 
 JSON = "application/json"

@@ -22,6 +22,7 @@ from schemas.config import HopConfig
 log = logging.getLogger("forebay.hop")
 
 POLL_MS = 20
+IDLE_POLL_MS = 100  # where every partition is asked for, nothing but a record can make a difference
 PAUSE_S = 0.05
 
 
@@ -190,9 +191,10 @@ class Hop:
         )
         ready = [tp for tp, part in self._parts.items() if part.wants_records and (room > 0 or part.is_catching_up)]
         catching_up = room <= 0 and bool(ready)
+        is_idle = len(ready) == len(self._parts)
         self._freed.clear()
         try:
-            records = await self.consumer.poll(ready, max(room, 1), POLL_MS)
+            records = await self.consumer.poll(ready, max(room, 1), IDLE_POLL_MS if is_idle else POLL_MS)
         except OffsetGone as error:
             self.fail(error)
             return

@@ -25,6 +25,7 @@ async def waiting(world, count):
             letters = await read(world)
             if len(letters) >= count:
                 return letters
+            await asyncio.sleep(1)
 
 
 async def put_back(world, letters):

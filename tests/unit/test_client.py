@@ -242,7 +242,7 @@ def test_the_result_of_what_was_put_back_is_no_repeat_and_can_be_asked_for():
         producer = await world.way("writer").producer()
         for status, place in (
             ("failed", None),
-            ("failed", None),
+            ("failed", b"1"),
             ("completed", b"0/4"),
             ("completed", b"0/4"),
             ("failed", b"0/5"),
