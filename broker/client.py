@@ -301,6 +301,7 @@ class Client:
         *,
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> Subscription:
@@ -310,6 +311,7 @@ class Client:
             from_: `beginning`, `latest`, one offset for all partitions, or partition -> offset (see `positions`).
             follow: Whether to wait for those to come; else it ends at what is there when it begins.
             ids: Only these requests' results; it ends once all were given.
+            replays: Only the results of what was put back from these dead letters (`partition/offset`), likewise.
             partitions: Only these partitions of the results topic.
             timeout_s: How long to wait for the next one; `TimeoutError` then. For ever by default.
 
@@ -322,6 +324,7 @@ class Client:
             start=from_,
             follow=follow,
             ids=ids,
+            replays=replays,
             partitions=partitions,
             timeout_s=timeout_s,
         )

@@ -114,10 +114,11 @@ class SyncClient:
         *,
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         timeout_s: float | None = None,
     ) -> Generator[InferenceResult, None, None]:
         """Read results; see `Client.results`. Where reading begins is fixed before this returns."""
-        subscription = self.inner.results(from_, follow=follow, ids=ids, timeout_s=timeout_s)
+        subscription = self.inner.results(from_, follow=follow, ids=ids, replays=replays, timeout_s=timeout_s)
         self.wait(subscription.open())
         return self.each(subscription)
 

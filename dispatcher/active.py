@@ -17,7 +17,7 @@ from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Fin
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
 from memory_coordinator.seen import SeenLog
-from schemas import headers
+from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
@@ -293,6 +293,8 @@ class Active:
 
 
 def _original(item: Item) -> Record:
-    """The record in hand, for its dead letter."""
+    """The record in hand with its envelope, for its dead letter."""
     (topic, partition), offset = item.work
-    return Record(topic, partition, offset, item.envelope.id.encode(), item.value, item.headers, item.envelope.received_at_ms)
+    envelope = item.envelope
+    known = (*item.headers, (headers.ENVELOPE, codecs.encode_envelope(envelope)))
+    return Record(topic, partition, offset, envelope.id.encode(), item.value, known, envelope.received_at_ms)
