@@ -111,7 +111,7 @@ class _Pool:
         rescuer = _Rescuer(self._transport, self._group, self._outputs, self._hop_config, self._still_owner)
         await rescuer.hop.assign(partitions)
         await self._run(rescuer.hop, partitions)
-        log.info("rescue_ends pool=%s records=%d", self._name, rescuer.moved)
+        log.info("rescue_ends pool=%s records=%d", self._name, rescuer.count)
 
     async def _run(self, hop: Hop, partitions: Sequence[TopicPartition]) -> None:
         """Serve until a member appears or nothing is left."""
@@ -183,7 +183,7 @@ class _Rescuer:
     ) -> None:
         self._outputs, self._room = outputs, config.in_flight_max
         self.hop = Hop(transport, group, self, config, still_owner=still_owner)
-        self.moved = 0
+        self.count = 0
 
     def room(self) -> int:
         """Nothing is held here: the hop's own bounds are all."""
@@ -207,6 +207,9 @@ class _Rescuer:
             output = self._outputs.retry(moved, record.value or b"", record.headers)
         self.hop.finish((TopicPartition(record.topic, record.partition), record.offset), [output])
 
+    def moved(self) -> None:
+        """Nobody is told where we read."""
+
     def flush(self) -> None:
         """Nothing waits for the end of a batch."""
 
@@ -215,4 +218,4 @@ class _Rescuer:
 
     def committed(self, work: Work, places: Sequence[Place]) -> None:  # noqa: ARG002 - all that counts is how many
         """The record waits for the dispatcher now."""
-        self.moved += 1
+        self.count += 1

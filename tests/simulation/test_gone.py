@@ -39,6 +39,9 @@ class Hand:
     def noted(self, work):
         pass
 
+    def moved(self):
+        pass
+
     def start(self, record, inherited):  # noqa: ARG002 - as the hop calls it
         self.started.append(record.offset)
         if self.finishes:

@@ -21,6 +21,7 @@ def config_of(run_s=0.05, delivery="exactly_once"):
     return parse_config(
         {
             "kafka": {"delivery": delivery},
+            "worker": {"poison_crashes": 3},
             "engines": {
                 "a": {"kind": "transformer", "model": "big", **sim},
                 "b": {"kind": "ssm", "model": "small", **sim},
