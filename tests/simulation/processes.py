@@ -108,8 +108,7 @@ class _Nothing(selectors.SelectSelector):
         if timeout is None:
             message = "deadlock: every task waits and no timer is set"
             raise RuntimeError(message)
-        if timeout > 0:
-            self.loop.now = max(self.loop.now + timeout, math.nextafter(self.loop.now, math.inf))
+        self.loop.now = max(self.loop.now + timeout, math.nextafter(self.loop.now, math.inf))
         return []
 
 
