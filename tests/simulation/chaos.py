@@ -74,7 +74,10 @@ def run_seed(seed: int, *, loud: bool = False) -> tuple[Findings, str]:
         loop = asyncio.get_running_loop()
         trace = Trace(loop.time, loud=loud)
         loop.set_exception_handler(lambda _, told: alarms.heard.append(f"{told.get('message')} {told.get('exception')!r}"))
-        findings = await World(scenario(seed), trace).run()
+        try:
+            findings = await World(scenario(seed), trace).run()
+        except Exception as error:  # told with its seed, and the others go on
+            findings = Findings(violations=[f"the run broke: {error!r}"])
         findings.violations += alarms.heard
         return findings, trace.digest()
 

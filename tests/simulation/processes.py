@@ -157,10 +157,9 @@ class ProcessLoop(VirtualLoop):
             if task is current:
                 continue
             task._log_destroy_pending = False
-            coroutine = task.get_coro()
-            for _ in range(CLOSE_TRIES):
-                if coroutine is None or coroutine.cr_frame is None:
-                    break
+            coroutine, tries = task.get_coro(), CLOSE_TRIES
+            while getattr(coroutine, "cr_frame", None) is not None and tries:  # an `await` in a `finally` holds it up
+                tries -= 1
                 with contextlib.suppress(BaseException):
                     coroutine.close()
 
@@ -179,8 +178,8 @@ def run_with_processes(main: Coroutine[Any, Any, Any]) -> Any:
         try:
             return await main
         finally:
-            loop.end()
             loop.stop()
+            loop.end()
 
     future = loop.create_task(whole())
     try:
