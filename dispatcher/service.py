@@ -38,7 +38,8 @@ class DispatcherService:
     def __init__(
         self, config: Config, transport: Transport, board: Board, name: str, *, clock: Callable[[], int] = now_ms
     ) -> None:
-        self._config, self._transport, self._board, self._name, self._clock = config, transport, board, name, clock
+        self._config, self._transport, self._board, self._name = config, transport, board, name
+        self._clock = clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._elected = asyncio.Event()
         self._stopping = asyncio.Event()
