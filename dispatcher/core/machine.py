@@ -70,9 +70,10 @@ class Dispatcher:
             message = f"handed back {item.envelope.hop} times: no engine kept it"
             return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
         self._in_hand[item.work] = item
+        latest_ms = now_ms + self._config.dispatcher.retry_backoff_ms_max  # whoever wrote it may have another time
         if item.envelope.not_before_ms > now_ms:
             self._count += 1
-            heapq.heappush(self._delayed, (item.envelope.not_before_ms, self._count, item))
+            heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
         return []

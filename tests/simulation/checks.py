@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulation.scenario import POISON
+
 from broker.assembly import Assembly, StreamRestarted
 from broker.transport.ledger import Ledger
 from broker.transport.memory import MemoryCluster
@@ -13,6 +15,7 @@ from broker.transport.protocol import Record, TopicPartition
 from engine_consumers.core import babble
 from schemas import codecs, ids
 from schemas.config import Config
+from schemas.errors import ErrorCode
 from schemas.messages import InferenceRequest, InferenceResult, TokenChunk
 from schemas.topics import Topics
 
@@ -97,6 +100,10 @@ def _judge(
     name: str, request: InferenceRequest, record: Record, result: InferenceResult, chunks: list[tuple[Record, TokenChunk]]
 ) -> Iterator[str]:
     """Hold one result, and the stream that led to it, against what the request must give."""
+    if POISON in (request.prompt or ""):
+        if result.error is None or result.error.code is not ErrorCode.POISON:
+            yield f"{name} is poison and ended {result.status}: {result.error}"
+        return
     if result.status != "completed":
         yield f"{name} ended {result.status}: {result.error}"
         return

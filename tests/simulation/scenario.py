@@ -9,6 +9,8 @@ from schemas.config import Config
 from schemas.messages import InferenceRequest
 
 HEAL_MS = 2_600
+POISON = "poison"  # in a prompt: the request kills whoever runs it
+PATIENCE = {"stall_timeout_ms": 1_200, "abort_timeout_ms": 300}
 FAULTS_FROM_MS = 150
 STEPS = ("init", "produce", "offsets", "end", "committed", "bounds", "heartbeat", "poll", "send", "join")
 CLOCK_STEPS_MS = (-3_600_000, -20_000, -700, 700, 20_000, 3_600_000)
@@ -89,6 +91,7 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
         "ttft_ms": dice.choice((2, 20, 60)),
         "tpot_ms": dice.choice((3, 8, 30)),
         "fail_every": dice.choice((0, 0, 3, 7)),
+        "kill_on": POISON,
     }
     engine = {"kind": "sim", "slots": slots, "options": options}
     return parse_config(
@@ -117,7 +120,7 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
                 "retry_backoff_ms": 20,
                 "retry_backoff_ms_max": 200,
             },
-            "worker": {"hop": hop, "heartbeat_ms": 200, "chunk_ms": 15, "drain_ms": 1_000},
+            "worker": {"hop": hop, "heartbeat_ms": 200, "chunk_ms": 15, "drain_ms": 1_000, **PATIENCE},
             "engines": dict.fromkeys(engines, engine),
         }
     )
@@ -126,11 +129,12 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
 def _asked(dice: random.Random) -> list[Asked]:
     asked = []
     span_ms = dice.choice((300, 1_200, 2_000))
+    poisons = dice.choice((0, 0, 0, 0, 1, 2))
     for n in range(dice.randint(10, 40)):
         request = InferenceRequest(
             id=None if dice.random() < 0.1 else f"r{n}",
             tenant=f"t{dice.randrange(3)}",
-            prompt=f"say {n}",
+            prompt=f"{POISON} {n}" if n < poisons else f"say {n}",
             max_output_tokens=dice.randint(1, 24),
             stream=dice.random() < 0.4,
         )
@@ -158,10 +162,12 @@ def _fault(dice: random.Random, names: list[str]) -> Fault:
     elif kind == "coordinator":
         options = {"of": dice.choice(("group", "transactions")), "share": dice.choice((0.3, 0.6))}
     elif kind == "clock":
-        options = {"step_ms": dice.choice(CLOCK_STEPS_MS)}
+        options = {"step_ms": dice.choice(CLOCK_STEPS_MS), "everywhere": dice.random() < 0.3}
+    elif kind == "scale_down":
+        options = {"dies": dice.random() < 0.5}
     elif kind == "engine_slow":
         options = {"factor": dice.choice((3, 20))}
-    if kind.startswith("engine"):
+    if kind.startswith("engine") or kind == "scale_down":
         victim = worker
     return Fault(at_ms, kind, victim, length_ms, options)
 
@@ -181,6 +187,8 @@ _WEIGHTS = {
     "redis_wiped": 1,
     "clock": 2,
     "engine_slow": 1,
-    "engine_hang": 1,
+    "engine_loses": 1,
+    "engine_hangs": 1,
     "engine_dies": 2,
+    "scale_down": 1,
 }

@@ -1,6 +1,7 @@
 """One run of the simulation: the cluster, the processes under their supervisor, the clients, and what goes wrong."""
 
 import asyncio
+import contextlib
 import contextvars
 import random
 from collections.abc import Callable
@@ -20,13 +21,11 @@ from engine_consumers.engine import Piece
 from engine_consumers.sim import SimEngine
 from engine_consumers.worker import Worker
 from memory_coordinator import MemoryBoard
-from schemas.messages import InferenceRequest
 from schemas.topics import Topics
 
 EPOCH_MS = 1_700_000_000_000
 LIMIT_MS = 30_000  # after the healing: what is not answered by then is lost
 LOOK_S = 0.04
-POISON = "poison"
 
 
 class SimBoard(MemoryBoard):
@@ -55,9 +54,10 @@ class SimBoard(MemoryBoard):
 class ChaosEngine(SimEngine):
     """A sim engine that can be slow, hang, die, and kill its process."""
 
-    def __init__(self, config, poisoned: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._whole, self._poisoned = self._options, poisoned
+    def __init__(self, config, kill: Callable[[], None]) -> None:
+        super().__init__(config, kill)
+        self._whole = self._options
+        self._stuck: set[Any] = set()
         self._flows = asyncio.Event()
         self._flows.set()
 
@@ -69,24 +69,23 @@ class ChaosEngine(SimEngine):
         whole = self._whole
         self._options = structs.replace(whole, ttft_ms=whole.ttft_ms * factor, tpot_ms=whole.tpot_ms * factor)
 
+    def hurry(self) -> None:
+        self._options = self._whole
+
+    def lose_runs(self) -> None:
+        """What runs now never gives anything again."""
+        self._stuck = set(self._runs.states())
+
     def hang(self) -> None:
+        """It does nothing any more, not even end a run."""
         self._flows.clear()
 
-    def heal(self) -> None:
-        self._options = self._whole
-        self._flows.set()
-
-    async def generate(self, request: InferenceRequest, run: str, seed: int, priority: int = 0):
-        if POISON in request.metadata:
-            await asyncio.sleep(float(request.metadata[POISON]) / 1000)
-            self._poisoned()
-            await asyncio.sleep(0)
-        async for piece in super().generate(request, run, seed, priority):
-            yield piece
-
     async def _step(self, state) -> Piece:
-        if not self._flows.is_set():
-            await self._flows.wait()
+        if state in self._stuck:
+            await asyncio.get_running_loop().create_future()
+        while not self._flows.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._flows.wait()
         return await super()._step(state)
 
 
@@ -315,16 +314,30 @@ class World:
     def _redis_wiped_fault(self, _: Host, __: int) -> None:
         self.board.wipe()
 
-    def _clock_fault(self, host: Host, _: int, step_ms: int) -> None:
-        host.clock_ms += step_ms
+    def _clock_fault(self, host: Host, _: int, step_ms: int, *, everywhere: bool) -> None:
+        for one in self.hosts.values() if everywhere else [host]:
+            one.clock_ms += step_ms
 
     def _engine_slow_fault(self, host: Host, length_ms: int, factor: float) -> None:
         engine = host.engine
         engine.slow_down(factor)
-        self.later(length_ms, engine.heal)
+        self.later(length_ms, engine.hurry)
 
-    def _engine_hang_fault(self, host: Host, _: int) -> None:
+    def _engine_loses_fault(self, host: Host, _: int) -> None:
+        host.engine.lose_runs()
+
+    def _engine_hangs_fault(self, host: Host, _: int) -> None:
         host.engine.hang()
+
+    def _scale_down_fault(self, host: Host, _: int, *, dies: bool) -> None:
+        """One worker fewer, for good; one of each engine stays."""
+        left = [h for h in self.hosts.values() if h.comes_back and h.engine_name == host.engine_name and h is not host]
+        if host.lives and left:
+            host.comes_back = False
+            if dies:
+                host.fate.context.run(host.engine.kill)
+            else:
+                self._kill(host)
 
     def _engine_dies_fault(self, host: Host, _: int) -> None:
         if host.lives:
@@ -339,6 +352,6 @@ class World:
         self.board.is_gone = False
         for host in self.hosts.values():
             if host.engine is not None:
-                host.engine.heal()
+                host.engine.hurry()
             if host.lives and host.fate.is_stopped:
                 self._resume(host.fate, host.transport, 0.0)

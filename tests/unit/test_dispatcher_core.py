@@ -155,6 +155,14 @@ def test_a_retry_waits_for_its_time_and_passes_over_the_engine_that_handed_it_ba
     assert len(decide(machine(status("llama", epoch=2)), retry(excluded={"llama": 1}))) == 1
 
 
+def test_a_retry_waits_no_longer_than_the_longest_backoff_however_wrong_the_clock_that_set_it():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 3_600_000)) == []
+    later = NOW + CONFIG.dispatcher.retry_backoff_ms_max
+    made.handle(StatusSeen(status("llama", updated_at_ms=later)), later)
+    assert [type(effect) for effect in made.handle(Tick(), later)] == [Forward]
+
+
 def test_a_context_overflow_is_final_only_when_nobody_has_more():
     overflow = ErrorInfo(ErrorCode.CONTEXT_OVERFLOW, "9000 tokens, 4096 fit")
     route = [RouteAttempt("llama", "w1", "retried", overflow)]
