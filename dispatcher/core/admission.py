@@ -3,11 +3,12 @@
 from msgspec import Struct
 
 from broker.transport.protocol import Record, TopicPartition
-from dispatcher.core.item import NEVER_MS, Demand, Item
+from dispatcher.core.item import NEVER_MS, Demand, Excluded, Item
 from schemas import codecs, headers, ids
-from schemas.errors import InvalidMessage
+from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
 
+OF_THE_POOL = frozenset({ErrorCode.CONTEXT_OVERFLOW, ErrorCode.UNSUPPORTED_FEATURE})  # its workers are all alike in that
 BYTES_PER_TOKEN = 4.0  # the core has no tokenizer; the worker's has the last word
 
 
@@ -70,7 +71,7 @@ def readmit(record: Record) -> Item | Refused:
 
 def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
     tokens = len(request.input_tokens) if request.input_tokens else len(record.value or b"") / BYTES_PER_TOKEN
-    excluded = tuple(sorted(envelope.excluded.items())) if envelope.excluded else ()
+    excluded = _excluded(envelope) if envelope.excluded else ()
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),
         envelope=envelope,
@@ -80,3 +81,13 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
         value=record.value or b"",
         headers=headers.without(record.headers, headers.ENVELOPE) if record.headers else (),
     )
+
+
+def _excluded(envelope: Envelope) -> tuple[Excluded, ...]:
+    last = {attempt.engine: attempt for attempt in envelope.route}
+    found = []
+    for pool, epoch in sorted(envelope.excluded.items()):
+        attempt = last.get(pool)
+        is_its_own = attempt is not None and (attempt.error is None or attempt.error.code not in OF_THE_POOL)
+        found.append(Excluded(pool, epoch, attempt.worker if attempt is not None and is_its_own else None))
+    return tuple(found)

@@ -40,7 +40,7 @@ class Dispatcher:
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._delayed: list[tuple[int, int, Item]] = []
         self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
-        self._count = 0
+        self._count = self._now_ms = 0
 
     @property
     def queued(self) -> int:
@@ -90,7 +90,8 @@ class Dispatcher:
         self._sent(work, None)
 
     def _decide(self, now_ms: int) -> list[Effect]:
-        while self._delayed and self._delayed[0][0] <= now_ms:
+        was_set_back, self._now_ms = now_ms < self._now_ms, now_ms
+        while self._delayed and (was_set_back or self._delayed[0][0] <= now_ms):  # on another clock nobody knows how long
             item = heapq.heappop(self._delayed)[2]
             if not item.dropped:
                 self._queue.push(item)

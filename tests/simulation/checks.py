@@ -128,9 +128,7 @@ def tokens_of(name: str, request: InferenceRequest) -> list[int]:
     return babble.tokens(key, 0, request.max_output_tokens)
 
 
-def _follow(
-    name: str, result_at_ms: float, result: InferenceResult, chunks: list[tuple[Record, TokenChunk]]
-) -> Iterator[str]:
+def _follow(name: str, result_at_ms: float, result: InferenceResult, chunks: list[tuple[Record, TokenChunk]]) -> Iterator[str]:
     """Read the stream as a subscriber does, who is done when the result comes."""
     events: list[tuple[float, int, TokenChunk | InferenceResult]]
     events = [(r.timestamp_ms, r.offset, chunk) for r, chunk in chunks]

@@ -11,7 +11,9 @@ from broker.transport.errors import TransportError
 from broker.transport.memory import MemoryCluster, MemoryTransport, Step
 from broker.transport.memory.process import Process
 
-NOT_LATE = frozenset({"join", "leave", "poll", "partitions", "check", "ensure"})  # what leaves no trace, or must not outlive its sender
+NOT_LATE = frozenset(
+    {"join", "leave", "poll", "partitions", "check", "ensure"}
+)  # what leaves no trace, or must not outlive its sender
 GROUP = frozenset({"join", "heartbeat", "committed", "leave"})
 TRANSACTIONS = frozenset({"init", "offsets", "end"})
 JITTER, JITTER_MS = 0.08, 6.0

@@ -156,7 +156,11 @@ def _fault(dice: random.Random, names: list[str]) -> Fault:
         moment = dice.choice(("before", "after"))
         options = {"operation": dice.choice(STEPS), "moment": moment, "nth": dice.choice((0, 0, 1, dice.randrange(12)))}
     elif kind == "flaky":
-        options = {"lost": dice.choice((0.02, 0.1, 0.4)), "unheard": dice.choice((0.02, 0.1, 0.4)), "late": dice.choice((0.0, 0.1))}
+        options = {
+            "lost": dice.choice((0.02, 0.1, 0.4)),
+            "unheard": dice.choice((0.02, 0.1, 0.4)),
+            "late": dice.choice((0.0, 0.1)),
+        }
     elif kind == "slow":
         options = {"share": dice.choice((0.1, 0.5)), "delay_ms": dice.choice((5, 50, 400))}
     elif kind == "coordinator":

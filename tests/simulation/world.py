@@ -161,7 +161,9 @@ class World:
     @property
     def open_runs(self) -> dict[str, int]:
         """Runs that are open on engines of processes that live."""
-        return {h.name: h.engine.open_runs for h in self.hosts.values() if h.lives and h.engine is not None and h.engine.open_runs}
+        return {
+            h.name: h.engine.open_runs for h in self.hosts.values() if h.lives and h.engine is not None and h.engine.open_runs
+        }
 
     def _is_quiet(self) -> bool:
         return not (self._sending or self.open_runs or any(unfinished(self.cluster, self._config)))
