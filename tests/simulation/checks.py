@@ -139,7 +139,11 @@ def _follow(name: str, result_at_ms: float, result: InferenceResult, chunks: lis
             if item.run_id < newest:
                 yield f"{name}: a token of run {item.run_id} came after one of {newest}"
             newest = item.run_id
-            text = "" if isinstance(item, StreamRestarted) else text + item.text
+            if isinstance(item, StreamRestarted):
+                yield f"{name}: the reader is told to begin anew, and all runs say the same"
+                text = ""
+            else:
+                text += item.text
         if event is result:
             break
     if text != result.output_text:

@@ -33,6 +33,27 @@ class Weather:
 
 
 @dataclass
+class Loss:
+    """Some operations of one kind whose request or answer is lost, whoever makes them."""
+
+    operation: str
+    moment: str
+    times: int
+    every: int
+    seen: int = 0
+
+    def takes(self, step: Step) -> bool:
+        """Whether this one is lost."""
+        if (step.operation, step.moment) != (self.operation, self.moment) or self.times <= 0:
+            return False
+        self.seen += 1
+        if self.seen % self.every:
+            return False
+        self.times -= 1
+        return True
+
+
+@dataclass
 class Ambush:
     """Something done to a process at one moment of one of its operations."""
 
@@ -50,6 +71,7 @@ class Network:
         self._dice, self._trace = random.Random(f"{seed}/network"), trace
         self.weather = Weather()
         self.ambushes: list[Ambush] = []
+        self.losses: list[Loss] = []
 
     def notice_ms(self) -> float:
         """How long a member takes to hear of a new generation."""
@@ -81,7 +103,7 @@ class Network:
             await asyncio.sleep(dice.random() * JITTER_MS / 1000)
         if step.moment == "before" and weather.moved and self._concerned(step.operation) and dice.random() < weather.moved:
             self._fail(step, "the coordinator is moving")
-        if dice.random() < (weather.lost if step.moment == "before" else weather.unheard):
+        if any(loss.takes(step) for loss in self.losses) or dice.random() < (weather.lost if step.moment == "before" else weather.unheard):
             self._fail(step, "the connection broke")
 
     def _concerned(self, operation: str) -> bool:

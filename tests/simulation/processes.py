@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import logging
 import math
 import selectors
 from collections.abc import Callable, Coroutine
@@ -148,6 +149,7 @@ class ProcessLoop(VirtualLoop):
     def end(self) -> None:
         """Throw away whatever is not finished, in silence; nothing is run on this loop afterwards."""
         self._is_over = True
+        logging.disable(logging.CRITICAL)  # nobody is there any more to say anything
         self._scheduled.clear()
         for handle in self._ready:  # the loop is counting them: they stay, and are not run
             handle.cancel()
@@ -162,6 +164,7 @@ class ProcessLoop(VirtualLoop):
                 tries -= 1
                 with contextlib.suppress(BaseException):
                     coroutine.close()
+        logging.disable(logging.NOTSET)
 
     def _make_task(self, loop, coroutine, context=None):
         task = asyncio.Task(coroutine, loop=loop, context=context)

@@ -155,6 +155,9 @@ def _fault(dice: random.Random, names: list[str]) -> Fault:
     elif kind in {"kill_at", "pause_at"}:
         moment = dice.choice(("before", "after"))
         options = {"operation": dice.choice(STEPS), "moment": moment, "nth": dice.choice((0, 0, 1, dice.randrange(12)))}
+    elif kind == "lose_at":
+        victim, options = "", {"operation": dice.choice(STEPS), "moment": dice.choice(("before", "after", "after"))}
+        options |= {"times": dice.choice((1, 3, 8)), "every": dice.choice((1, 3))}
     elif kind == "flaky":
         options = {
             "lost": dice.choice((0.02, 0.1, 0.4)),
@@ -181,7 +184,8 @@ _WEIGHTS = {
     "kill_at": 5,
     "pause": 4,
     "pause_at": 3,
-    "flaky": 4,
+    "flaky": 3,
+    "lose_at": 5,
     "slow": 2,
     "broker_down": 2,
     "coordinator": 2,

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 from simulation.checks import Findings, check, unfinished
-from simulation.network import Ambush, Network, SimTransport, Weather
+from simulation.network import Ambush, Loss, Network, SimTransport, Weather
 from simulation.processes import Fate, ProcessLoop
 from simulation.scenario import Asked, Fault, Scenario
 
@@ -250,7 +250,7 @@ class World:
 
     def _befall(self, fault: Fault) -> None:
         self._trace("fault", fault.kind, fault.victim, fault.length_ms, *fault.options.items())
-        host = self.hosts[fault.victim]
+        host = self.hosts.get(fault.victim)
         getattr(self, f"_{fault.kind}_fault")(host, fault.length_ms, **fault.options)
 
     def _kill_fault(self, host: Host, _: int, after: int) -> None:
@@ -272,6 +272,9 @@ class World:
 
     def _flaky_fault(self, _: Host, length_ms: int, lost: float, unheard: float, late: float) -> None:
         self._change_weather(length_ms, lost=lost, unheard=unheard, late=late)
+
+    def _lose_at_fault(self, _: Host | None, __: int, operation: str, moment: str, times: int, every: int) -> None:
+        self.network.losses.append(Loss(operation, moment, times, every))
 
     def _slow_fault(self, _: Host, length_ms: int, share: float, delay_ms: float) -> None:
         self._change_weather(length_ms, slow=share, slow_ms=delay_ms)
@@ -350,6 +353,7 @@ class World:
         self._trace("heal")
         self.network.weather.__init__()
         self.network.ambushes.clear()
+        self.network.losses.clear()
         self.cluster.start()
         self.board.is_gone = False
         for host in self.hosts.values():
