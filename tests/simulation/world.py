@@ -336,8 +336,8 @@ class World:
 
     def _scale_down_fault(self, host: Host, _: int, *, dies: bool) -> None:
         """One worker fewer, for good; one of each engine stays."""
-        left = [h for h in self.hosts.values() if h.comes_back and h.engine_name == host.engine_name and h is not host]
-        if host.lives and left:
+        left = [h for h in self.hosts.values() if h.comes_back and h.engine_name == host.engine_name and h.name[0] == "w"]
+        if host.lives and len(left) > 1:
             host.comes_back = False
             if dies:
                 host.fate.context.run(host.engine.kill)

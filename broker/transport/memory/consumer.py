@@ -20,6 +20,8 @@ class MemoryConsumer:
         self._context = contextvars.copy_context()  # whoever subscribes is called in the same one
         self._member: Member | None = None
         self._generation = -1
+        self._has_begun = False  # whoever subscribes holds the consumer before its first assignment comes
+        self._early: tuple[Sequence[TopicPartition], Membership] | None = None
         self._topics: Sequence[str] = ()
         self._client_id = ""
         self._assigned: list[TopicPartition] = []
@@ -37,6 +39,12 @@ class MemoryConsumer:
         self._intake_stopped = True
         self._member = Member(self._cluster.name(client_id), client_id, topics, self)
         self._group.join(self._member)
+
+    def begin(self) -> None:
+        """Our owner holds us: an assignment that came before that may be told."""
+        self._has_begun = True
+        if self._early is not None:
+            asyncio.get_running_loop().call_soon(self._assign, *self._early, context=self._context)
 
     def take(self, partitions: Sequence[TopicPartition]) -> None:
         """Have partitions assigned by hand."""
@@ -147,6 +155,9 @@ class MemoryConsumer:
     def _assign(self, partitions: Sequence[TopicPartition], membership: Membership) -> None:
         """Every partition waits for `seek`; a generation that is over already is passed over."""
         if self._group.generation != membership.generation or self._closed:
+            return
+        if not self._has_begun:
+            self._early = partitions, membership
             return
         self._generation = membership.generation
         self._assigned = list(partitions)

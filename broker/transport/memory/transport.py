@@ -42,6 +42,7 @@ class MemoryTransport:
             consumer.fall_silent()  # it may have joined all the same: its session ends by itself
             self._consumers.remove(consumer)
             raise
+        consumer.begin()
         return consumer
 
     async def assign(self, partitions: Sequence[TopicPartition], group: str | None = None) -> MemoryConsumer:
