@@ -4,6 +4,8 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import structs
+
 from schemas import codecs, parse_config
 from schemas.config import Config
 from schemas.messages import InferenceRequest
@@ -140,6 +142,10 @@ def _asked(dice: random.Random) -> list[Asked]:
         )
         service_class = dice.choice(("interactive", "interactive", "batch"))
         asked.append(Asked(dice.randrange(span_ms), service_class, request))
+        if request.id and dice.random() < 0.05:  # the client sends it again, or another tenant has the same id
+            tenant = dice.choice((request.tenant, "t9"))
+            again = structs.replace(request, tenant=tenant, stream=request.stream and tenant == request.tenant)
+            asked.append(Asked(dice.randrange(span_ms), service_class, again))
     return asked
 
 

@@ -21,6 +21,7 @@ from engine_consumers.engine import Piece
 from engine_consumers.sim import SimEngine
 from engine_consumers.worker import Worker
 from memory_coordinator import MemoryBoard
+from memory_coordinator.seen import MemorySeenLog
 from schemas.topics import Topics
 
 EPOCH_MS = 1_700_000_000_000
@@ -28,27 +29,55 @@ LIMIT_MS = 30_000  # after the healing: what is not answered by then is lost
 LOOK_S = 0.04
 
 
-class SimBoard(MemoryBoard):
-    """A board that can be gone."""
+class Redis:
+    """Whether it is there."""
 
     is_gone = False
 
-    async def write(self, status, heartbeat_ms):
-        self._must_be_there()
-        await super().write(status, heartbeat_ms)
-
-    async def remove(self, pool, worker):
-        self._must_be_there()
-        await super().remove(pool, worker)
-
-    async def read(self):
-        self._must_be_there()
-        return await super().read()
-
-    def _must_be_there(self):
+    def must_be_there(self) -> None:
         if self.is_gone:
             message = "Redis is gone"
             raise ConnectionError(message)
+
+
+class SimBoard(MemoryBoard):
+    """A board on that Redis."""
+
+    def __init__(self, redis: Redis) -> None:
+        super().__init__()
+        self._redis = redis
+
+    async def write(self, status, heartbeat_ms):
+        self._redis.must_be_there()
+        await super().write(status, heartbeat_ms)
+
+    async def remove(self, pool, worker):
+        self._redis.must_be_there()
+        await super().remove(pool, worker)
+
+    async def read(self):
+        self._redis.must_be_there()
+        return await super().read()
+
+
+class SimSeenLog(MemorySeenLog):
+    """The requests seen lately, on that Redis."""
+
+    def __init__(self, redis: Redis, window_ms: int, ids_max: int) -> None:
+        super().__init__(window_ms, ids_max)
+        self._redis = redis
+
+    async def write(self, batch):
+        self._redis.must_be_there()
+        await super().write(batch)
+
+    async def read(self):
+        self._redis.must_be_there()
+        return await super().read()
+
+    async def replace(self, batches):
+        self._redis.must_be_there()
+        await super().replace(batches)
 
 
 class ChaosEngine(SimEngine):
@@ -119,7 +148,10 @@ class World:
         self.cluster = MemoryCluster(
             self._config.kafka, clock=lambda: EPOCH_MS / 1000 + self._loop.time(), notice_ms=self.network.notice_ms
         )
-        self.board = SimBoard()
+        self.redis = Redis()
+        self.board = SimBoard(self.redis)
+        bounds = self._config.dispatcher.idempotency_window_ms, self._config.dispatcher.idempotency_ids_max
+        self.seen_log = SimSeenLog(self.redis, *bounds)
         self.topics = Topics(self._config.kafka.topic_prefix)
         self.hosts: dict[str, Host] = {}
         self._client = SimTransport(self.cluster, "client", self.network)
@@ -201,7 +233,9 @@ class World:
             return EPOCH_MS + int(self._loop.time() * 1000) + host.clock_ms
 
         if host.engine_name is None:
-            host.program = DispatcherService(self._config, transport, self.board, name, clock=clock)
+            host.program = DispatcherService(
+                self._config, transport, self.board, name, clock=clock, seen_log=self.seen_log
+            )
         else:
             spec = self._config.engines[host.engine_name]
             host.engine = ChaosEngine(spec, lambda: self._kill(host))
@@ -313,11 +347,12 @@ class World:
             host.fate.context.run(host.program.stop)
 
     def _redis_gone_fault(self, _: Host, length_ms: int) -> None:
-        self.board.is_gone = True
-        self.later(length_ms, lambda: setattr(self.board, "is_gone", False))
+        self.redis.is_gone = True
+        self.later(length_ms, lambda: setattr(self.redis, "is_gone", False))
 
     def _redis_wiped_fault(self, _: Host, __: int) -> None:
         self.board.wipe()
+        self.seen_log.wipe()
 
     def _clock_fault(self, host: Host, _: int, step_ms: int, *, everywhere: bool) -> None:
         for one in self.hosts.values() if everywhere else [host]:
@@ -355,7 +390,7 @@ class World:
         self.network.ambushes.clear()
         self.network.losses.clear()
         self.cluster.start()
-        self.board.is_gone = False
+        self.redis.is_gone = False
         for host in self.hosts.values():
             if host.engine is not None:
                 host.engine.hurry()
