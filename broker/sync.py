@@ -89,10 +89,20 @@ class SyncClient:
         return self.wait(self.inner.send(request, service_class=service_class, **fields))
 
     def send_many(
-        self, requests: Iterable[RequestLike], *, service_class: ServiceClass = "batch", in_flight_max: int = IN_FLIGHT_MAX
+        self,
+        requests: Iterable[RequestLike],
+        *,
+        service_class: ServiceClass = "batch",
+        in_flight_max: int = IN_FLIGHT_MAX,
+        batch: str | None = None,
     ) -> Generator[str, None, None]:
         """Send many requests and give each id once it is acknowledged; see `Client.send_many`."""
-        return self.each(self.inner.send_many(requests, service_class=service_class, in_flight_max=in_flight_max))
+        sending = self.inner.send_many(requests, service_class=service_class, in_flight_max=in_flight_max, batch=batch)
+        return self.each(sending)
+
+    def cancel(self, id: str | None = None, *, tenant: str | None = None, batch: str | None = None) -> None:  # noqa: A002
+        """Cancel requests; see `Client.cancel`."""
+        self.wait(self.inner.cancel(id, tenant=tenant, batch=batch))
 
     def results(
         self,

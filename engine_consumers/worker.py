@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from redis.exceptions import RedisError
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
@@ -45,6 +46,7 @@ DEAD_DRAIN_MS = 5_000
 CLOSE_S = 10.0
 WATCH_S = 0.25
 LATE_S = 4 * WATCH_S  # after which it was this process that stood still, not its runs
+CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled")
 EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed", "deadline")
 
 
@@ -82,6 +84,7 @@ class Worker:
         self._topics = Topics(config.kafka.topic_prefix)
         self._runner = Runner(name, config.pool(name), worker, clock())
         self._use(config.topics.result_partitions)
+        self._control = ControlLog(transport, self._topics)
         self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop)
         self._lifecycle = Lifecycle(self._spec.slots)
         self._jobs: dict[Work, Job] = {}  # in hand
@@ -102,12 +105,13 @@ class Worker:
         producer = await self._transport.producer()
         background: list[asyncio.Task[None]] = []
         try:
+            await self._control.replay()
             await self._learn_partitions()
             self._chunks = ChunkPublisher(producer, self._topics.streams, self._config.worker)
             client_id = f"{self._runner.worker}@{self._runner.epoch}"  # a worker that comes back is another one
             await self._hop.subscribe(self._topics.engine(self._runner.pool), client_id)
-            loops = (self._chunks.run(), self._publish_status(), self._watch_engine(), self._watch_runs())
-            background = [asyncio.ensure_future(loop) for loop in loops]
+            watches = self._watch_engine(), self._watch_runs(), self._control.run(self._cancelled)
+            background = [asyncio.ensure_future(each) for each in (self._chunks.run(), self._publish_status(), *watches)]
             log.info("worker_up engine=%s worker=%s", self._name, self._runner.worker)
             await self._hop.run()
         finally:
@@ -149,6 +153,9 @@ class Worker:
         crashes = crashes_of(envelope.crashes, inherited)
         envelope = structs.replace(envelope, crashes=crashes)
         job = Job(self._taken, work, record, envelope, request, run_id(envelope.hop, inherited.takeovers), rank)
+        if self._control.cancels.covers(envelope, record.headers):
+            self._hop.finish(work, self._endings.failed(job, CANCELLED))
+            return
         if crashes >= self._config.worker.poison_crashes:
             log.error("request_poison id=%s crashes=%d", envelope.id, crashes)
             self._hop.finish(work, self._endings.failed(job, poison(crashes)))
@@ -356,6 +363,12 @@ class Worker:
                     message = f"no progress for {self._config.worker.stall_timeout_ms} ms (worker.stall_timeout_ms)"
                     self._end(job, ErrorInfo(ErrorCode.TIMEOUT, message))
 
+    def _cancelled(self) -> None:
+        """Something was cancelled: end what it covers, whether it waits or runs."""
+        for job in list(self._jobs.values()):
+            if self._control.cancels.covers(job.envelope, job.record.headers):
+                self._end(job, CANCELLED)
+
     def _check_ended(self, ticket: int) -> None:
         """An engine that does not let go of a run hangs: hand back what it has, and end the process."""
         if ticket not in self._tickets or self.engine_died:
@@ -378,5 +391,6 @@ class Worker:
                     log.error("task_failed task=%s error=%r", task.get_name(), error)
         with contextlib.suppress(RedisError, OSError):
             await self._board.remove(self._runner.pool, self._runner.worker)
+        await self._control.close()
         await producer.close()
         await self._engine.close()

@@ -16,6 +16,7 @@ REPLY_PARTITION = "kafka_replyPartition"
 RESULT_PARTITION = "forebay-result-partition"  # where a client wishes results and chunks of its request
 CLIENT = "forebay-client"  # who waits for the answer: an id that somebody else asks with is run again
 REPLAY = "forebay-replay"  # whatever it holds: this record is run, although its id was seen a moment ago
+BATCH = "forebay-batch"  # a name by which requests are cancelled together
 ENVELOPE = "forebay-envelope"
 RUN_ID = "forebay-run-id"
 DEAD_TOPIC = "forebay-original-topic"

@@ -64,7 +64,8 @@ class Plan:
         self.settings_text = msgspec.json.encode(settings).decode()
         key = hashlib.blake2b(f"{self.source.digest} {self.settings_text}".encode(), digest_size=_KEY_BYTES).hexdigest()
         self._key = key
-        self.id_prefix = f"batch-{key}-"
+        self.name = f"batch-{key}"  # by which its requests are cancelled together
+        self.id_prefix = f"{self.name}-"
         self._key_prefix = self.id_prefix.encode()
         self._restart = restart
         is_new = not files.progress.exists()

@@ -262,6 +262,7 @@ class _Runner:
             (headers.CONTENT_TYPE, headers.JSON.encode()),
             (headers.RESULT_PARTITION, headers.pack_number(header.partition)),
             (headers.CLIENT, self._asker),
+            (headers.BATCH, self._plan.name.encode()),
         )
         return Outgoing(self._topics.requests("batch"), codecs.encode(request), str(request.id).encode(), named)
 

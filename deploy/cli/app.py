@@ -14,6 +14,7 @@ COMMANDS = {
     "submit": ("deploy.cli.submit:submit", "Send one request and print its answer."),
     "batch": ("deploy.cli.batch:batch", "Run files of OpenAI batch lines."),
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
+    "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Install and list the engines' own environments."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),
@@ -75,6 +76,6 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
-    logging.lastResort = None  # commands tell what matters; `dispatch` and `work` log on purpose
+    logging.lastResort = logging.NullHandler()  # commands tell what matters; `dispatch` and `work` log on purpose
     _readable(cli)
     guarded(lambda: cli.main(prog_name="forebay", standalone_mode=False))

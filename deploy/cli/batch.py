@@ -91,6 +91,9 @@ def run_file(
 async def _run(config: Config, plan: Plan, limits: Limits, report: Callable[[Progress], None]) -> Tally:
     transport = connect(config.kafka)
     try:
+        if not plan.is_finished:
+            await transport.check()
+            click.echo(f"batch {plan.name}: `forebay cancel --batch {plan.name}` cancels what was sent", err=True)
         return await run_batch(plan, transport, Topics(config.kafka.topic_prefix), limits, report=report)
     except asyncio.CancelledError:
         tally = plan.tally

@@ -74,6 +74,10 @@ class Seen:
         topic, place = divmod(place, 1 << _OFFSET_BITS + _PARTITION_BITS)
         return self._topics[topic], *divmod(place, 1 << _OFFSET_BITS)
 
+    def seen_ms(self, key: bytes) -> int:
+        """Give the moment (Unix time) since which a key is held."""
+        return self._held[key] >> _ORIGIN_BITS
+
     def is_repeat(self, key: bytes, origin: Origin, now_ms: int) -> bool:
         """Whether the key was seen inside the window in another record."""
         held = self._held.get(key)

@@ -17,7 +17,7 @@ from broker.transport import (
     Unreachable,
 )
 from broker.transport.partitioner import partition_for
-from schemas.topics import TopicSpec
+from schemas.topics import BROKERS_TIME, TopicSpec
 
 QUICK_S = 3
 
@@ -275,6 +275,39 @@ async def nothing_is_read_before_seek(world):
     assert consumer.seek(tp, 0)
     assert [r.value for r in await read(consumer, [tp], 3)] == [b"a", b"b", b"c"]
     assert await consumer.still_member()
+
+
+async def positions_pass_over_markers(world):
+    source, topic, group = TopicPartition(await world.topic(), 0), await world.topic(), world.unique("group")
+    tp = TopicPartition(topic, 0)
+    outbox, _ = await opened(world, source, group)
+    await outbox.commit([Outgoing(topic, b"v")], Committed(1))
+    world.break_commit(outbox)
+    with pytest.raises(TransportError):
+        await outbox.commit([Outgoing(topic, b"aborted")] * 3, Committed(2))
+    await opened(world, source, group)
+    consumer = await world.process().assign([tp])
+    assert consumer.position(tp) is None, "nobody said where to read"
+    assert consumer.seek(tp, 0)
+    assert consumer.position(tp) == 0
+    assert [r.value for r in await read(consumer, [tp], 1)] == [b"v"]
+    await nothing_comes(consumer, [tp])
+    assert consumer.position(tp) == (await consumer.bounds([tp]))[tp][1] == 6
+
+
+async def the_brokers_time_is_the_records(world):
+    admin, name = await world.process().admin(), world.unique("stamped")
+    await admin.ensure([TopicSpec(name, 2, BROKERS_TIME)], 1, 1)
+    producer = await world.process().producer()
+    waiting = [await producer.send(Outgoing(name, b"%d" % n, partition=0)) for n in range(20)]
+    for acknowledged in waiting:
+        await acknowledged
+    await (await producer.send(Outgoing(name, b"later", partition=1)))
+    tps = [TopicPartition(name, n) for n in range(2)]
+    records = await read(await reader(world, *tps), tps, 21)
+    times = [r.timestamp_ms for r in records if r.partition == 0]
+    assert times == sorted(times)
+    assert times[-1] <= next(r.timestamp_ms for r in records if r.partition == 1)
 
 
 async def partitions_take_turns(world):

@@ -395,3 +395,26 @@ def test_missing_topics_are_named_with_what_to_do(tmp_path):
 
     in_world(scenario)
     assert plan_in(tmp_path).header is None
+
+
+def test_a_run_is_cancelled_by_its_name(tmp_path):
+    write(tmp_path, good(20))
+    plan = plan_in(tmp_path)
+    name = plan.name
+    plan.close()
+
+    async def scenario(world):
+        world.dispatcher()
+        running = asyncio.ensure_future(go(world, tmp_path))
+        await asyncio.sleep(5)  # all is sent, and nobody serves it
+        stranger = await world.client().send("mine", id="other", batch="batch-of-somebody-else", max_output_tokens=2)
+        await world.client("canceller").cancel(batch=name)
+        tally = await running
+        world.worker()
+        found = world.client("reader").results("beginning", ids=[stranger], timeout_s=30)
+        return tally, [result async for result in found]
+
+    tally, (result,) = in_world(scenario)
+    assert (tally.answered, tally.errors) == (0, 20)
+    assert {entry["error"]["code"] for entry in outputs(tmp_path)[1]} == {"batch_cancelled"}
+    assert result.status == "completed"

@@ -74,6 +74,10 @@ def test_the_client_imports_neither_kafka_nor_the_command_line():
         (["submit", "--temperature", "9", "x"], {}, "`sampling.temperature`", 1),
         (["submit", "--max-output-tokens", "0", "x"], {}, "`max_output_tokens`", 1),
         (["submit", ""], {}, "`prompt`", 1),
+        (["cancel"], {}, "nothing is given: name a request's ID, --tenant or --batch. See `forebay cancel --help`.", 2),
+        (["cancel", "--tenant", "no spaces"], {}, "`tenant`: ", 1),
+        (["cancel", ""], {}, "`id`: ", 1),
+        (["cancel", "--batch", "x" * 129], {}, "`batch`: ", 1),
         (["results", "--from", "-3"], {}, "expected beginning, latest or an offset", 2),
         (["topics", "ensure", "--partitions", "nope=3"], {}, "known are requests.interactive", 1),
         (["topics", "ensure", "--partitions", "results=x"], {}, "expected TOPIC=N", 1),
@@ -88,7 +92,7 @@ def test_what_is_wrong_is_told_in_one_line(tmp_path, arguments, environ, said, c
     assert done.returncode == code
 
 
-@pytest.mark.parametrize("arguments", [["submit", "x"], ["results"], ["topics", "ensure"]])
+@pytest.mark.parametrize("arguments", [["submit", "x"], ["results"], ["cancel", "x"], ["topics", "ensure"]])
 def test_a_kafka_that_is_not_there_is_told_with_its_address(tmp_path, arguments):
     done = forebay(*arguments, cwd=tmp_path, **NOWHERE, FOREBAY_KAFKA__CONNECT_TIMEOUT_MS="500")
     assert "cannot reach Kafka at 127.0.0.1:9" in told(done)

@@ -44,6 +44,14 @@ def test_submit_stream_and_results(client):
     assert {r.request_id for r in client.results("beginning", ids=sent, timeout_s=20)} == set(sent)
 
 
+def test_a_request_is_cancelled(client):
+    sent = [client.send("nobody answers", id=name, batch="b") for name in ("one", "two", "three")]
+    client.cancel("one")
+    client.cancel(batch="b")
+    found = list(client.results("beginning", ids=sent, timeout_s=20))
+    assert [r.status for r in found] == ["cancelled"] * 3
+
+
 def test_several_threads_share_one_client(client):
     answer(client)
     got = {}

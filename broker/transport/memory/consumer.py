@@ -75,6 +75,10 @@ class MemoryConsumer:
         self._wake()
         return True
 
+    def position(self, partition: TopicPartition) -> int | None:
+        """See the protocol."""
+        return self._positions.get(partition)
+
     async def committed(self, partition: TopicPartition) -> Committed | None:
         """See the protocol."""
         group = self.group_name
