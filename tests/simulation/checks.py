@@ -9,12 +9,14 @@ from typing import Any
 from simulation.scenario import POISON
 
 from broker.assembly import Assembly, StreamRestarted
+from broker.transport.cancels import Cancels
 from broker.transport.ledger import Ledger
 from broker.transport.memory import MemoryCluster
 from broker.transport.protocol import Record, TopicPartition
 from engine_consumers.core import babble
 from schemas import codecs, ids
 from schemas.config import Config
+from schemas.control import decode_control
 from schemas.errors import ErrorCode
 from schemas.messages import InferenceRequest, InferenceResult, TokenChunk
 from schemas.topics import Topics
@@ -76,6 +78,10 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
             name = request.id or ids.derived_id(*record[:3], record.timestamp_ms)
             asked[request.tenant, name].append((record, request))
             places.add(record[:3])
+    places |= {record[:3] for record in read(cluster, topics.control)}
+    cancels = Cancels()
+    for record in read(cluster, topics.control):
+        cancels.add(decode_control(record.value), record.offset, record.timestamp_ms)
     broken += [f"acknowledged {place} is not in its log" for place in acknowledged if place not in places]
     results: dict[Key, list[tuple[Record, InferenceResult]]] = defaultdict(list)
     for record in read(cluster, topics.results):
@@ -98,7 +104,12 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
             broken.append(f"{key} was accepted {len(found)} times and ended {len(ended)} times")
         streams = chunks.get(key[1], []) if len(ended) == tenants[key[1]] == 1 else []  # a chunk names neither tenant nor record
         for record, result in ended:
-            broken += _judge(key[1], found[0][1], record, result, streams)
+            if result.status == "cancelled" and not any(cancels.matches(key[1], key[0], None, r.timestamp_ms) for r, _ in found):
+                broken.append(f"{key} ended cancelled, and no cancel that is as new as it covers it")
+            elif result.status == "expired" and found[0][1].deadline is None:
+                broken.append(f"{key} ended expired and has no deadline")
+            elif result.status not in {"cancelled", "expired"}:
+                broken += _judge(key[1], found[0][1], record, result, streams)
     broken += [f"unfinished {tp.topic}/{tp.partition} offset {offset}" for tp, offset in unfinished(cluster, world._config)]
     broken += [f"{name} has {count} runs open" for name, count in world.open_runs.items()]
     return findings

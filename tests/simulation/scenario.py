@@ -2,14 +2,17 @@
 
 import random
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import structs
 
 from schemas import codecs, parse_config
 from schemas.config import Config
+from schemas.control import Cancel
 from schemas.messages import InferenceRequest
 
+EPOCH_MS = 1_700_000_000_000
 HEAL_MS = 2_600
 POISON = "poison"  # in a prompt: the request kills whoever runs it
 PATIENCE = {"stall_timeout_ms": 1_200, "abort_timeout_ms": 300}
@@ -65,6 +68,7 @@ class Scenario:
     dispatchers: int
     workers: tuple[str, ...]  # the engine of each
     asked: tuple[Asked, ...]
+    cancels: tuple[tuple[int, Cancel], ...]  # when, and what
     faults: tuple[Fault, ...]
     heal_ms: int
 
@@ -77,9 +81,10 @@ def scenario(seed: int) -> Scenario:
     workers = tuple(engines[n % len(engines)] for n in range(dice.choice((2, 2, 3))))
     config = _config(dice, engines)
     asked = tuple(sorted(_asked(dice), key=lambda one: one.at_ms))
+    cancels = tuple(_cancel(dice, asked) for _ in range(dice.choice((0, 0, 1, 4))))
     names = [f"d{n}" for n in range(dispatchers)] + [f"w{n}" for n in range(len(workers))]
     faults = sorted((_fault(dice, names) for _ in range(dice.randint(2, 8))), key=lambda fault: fault.at_ms)
-    return Scenario(seed, config, dispatchers, workers, asked, tuple(faults), HEAL_MS)
+    return Scenario(seed, config, dispatchers, workers, asked, cancels, tuple(faults), HEAL_MS)
 
 
 def _config(dice: random.Random, engines: list[str]) -> Config:
@@ -132,6 +137,7 @@ def _asked(dice: random.Random) -> list[Asked]:
     asked = []
     span_ms = dice.choice((300, 1_200, 2_000))
     poisons = dice.choice((0, 0, 0, 0, 1, 2))
+    late = dice.choice((0.0, 0.0, 0.2))
     for n in range(dice.randint(10, 40)):
         request = InferenceRequest(
             id=None if dice.random() < 0.1 else f"r{n}",
@@ -139,6 +145,7 @@ def _asked(dice: random.Random) -> list[Asked]:
             prompt=f"{POISON} {n}" if n < poisons else f"say {n}",
             max_output_tokens=dice.randint(1, 24),
             stream=dice.random() < 0.4,
+            deadline=datetime.fromtimestamp((EPOCH_MS + dice.randrange(300, 5_000)) / 1000, UTC) if dice.random() < late else None,
         )
         service_class = dice.choice(("interactive", "interactive", "batch"))
         asked.append(Asked(dice.randrange(span_ms), service_class, request))
@@ -147,6 +154,15 @@ def _asked(dice: random.Random) -> list[Asked]:
             again = structs.replace(request, tenant=tenant, stream=request.stream and tenant == request.tenant)
             asked.append(Asked(dice.randrange(span_ms), service_class, again))
     return asked
+
+
+def _cancel(dice: random.Random, asked: tuple[Asked, ...]) -> tuple[int, Cancel]:
+    """One that comes before its request is read, or while it waits or runs, or after all that."""
+    one = dice.choice(asked)
+    at_ms = max(one.at_ms + dice.randrange(-100, 1_500), 0)
+    if one.request.id is None or dice.random() < 0.1:
+        return at_ms, Cancel(tenant=one.request.tenant)
+    return at_ms, Cancel(id=one.request.id, tenant=dice.choice((None, one.request.tenant)))
 
 
 def _fault(dice: random.Random, names: list[str]) -> Fault:

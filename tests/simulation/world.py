@@ -11,8 +11,9 @@ from msgspec import structs
 from simulation.checks import Findings, check, unfinished
 from simulation.network import Ambush, Loss, Network, SimTransport, Weather
 from simulation.processes import Fate, ProcessLoop
-from simulation.scenario import Asked, Fault, Scenario
+from simulation.scenario import EPOCH_MS, Asked, Fault, Scenario
 
+from broker.requests import cancelling
 from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.memory import MemoryCluster, MemoryTransport
 from broker.transport.protocol import Outgoing
@@ -24,7 +25,6 @@ from memory_coordinator import MemoryBoard
 from memory_coordinator.seen import MemorySeenLog
 from schemas.topics import Topics
 
-EPOCH_MS = 1_700_000_000_000
 LIMIT_MS = 30_000  # after the healing: what is not answered by then is lost
 LOOK_S = 0.04
 
@@ -169,9 +169,11 @@ class World:
             self._start(self._host(f"d{number}", None))
         for number, engine in enumerate(scenario.workers):
             self._start(self._host(f"w{number}", engine))
-        self._sending = len(scenario.asked)
+        self._sending = len(scenario.asked) + len(scenario.cancels)
         for asked in scenario.asked:
             self.later(asked.at_ms, self._ask, asked)
+        for at_ms, cancel in scenario.cancels:
+            self.later(at_ms, self._send_later, cancelling(cancel.id, cancel.tenant, cancel.batch, self.topics))
         for fault in scenario.faults:
             self.later(fault.at_ms, self._befall, fault)
         await asyncio.sleep(scenario.heal_ms / 1000)
@@ -203,17 +205,19 @@ class World:
     # -- clients ---------------------------------------------------------------------------------------------------
 
     def _ask(self, asked: Asked) -> None:
-        self._loop.create_task(self._send(asked), context=contextvars.Context())
+        request, topic = asked.request, self.topics.requests(asked.service_class)
+        self._send_later(Outgoing(topic, asked.value, request.id.encode() if request.id else None))
 
-    async def _send(self, asked: Asked) -> None:
-        request = asked.request
-        outgoing = Outgoing(self.topics.requests(asked.service_class), asked.value, request.id.encode() if request.id else None)
+    def _send_later(self, outgoing: Outgoing) -> None:
+        self._loop.create_task(self._send(outgoing), context=contextvars.Context())
+
+    async def _send(self, outgoing: Outgoing) -> None:
         try:
             producer = await self._client.producer()
             place = await (await producer.send(outgoing))
             self._acknowledged.append((outgoing.topic, *place))
         except TransportError as error:
-            self._trace("not_acknowledged", request.id, str(error))
+            self._trace("not_acknowledged", outgoing.value, str(error))
         self._sending -= 1
 
     # -- processes ---------------------------------------------------------------------------------------------------
