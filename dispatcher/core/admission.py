@@ -10,6 +10,7 @@ from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
 
 OF_THE_POOL = frozenset({ErrorCode.CONTEXT_OVERFLOW, ErrorCode.UNSUPPORTED_FEATURE})  # its workers are all alike in that
+OF_THE_REQUEST = frozenset({ErrorCode.INTERNAL, ErrorCode.TIMEOUT})  # no hand-backs: they exclude nobody
 BYTES_PER_TOKEN = 4.0  # the core has no tokenizer; the worker's has the last word
 
 
@@ -88,10 +89,10 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
 
 
 def _excluded(envelope: Envelope) -> tuple[Excluded, ...]:
-    last = {attempt.engine: attempt for attempt in envelope.route}
+    handed_back = {a.engine: a for a in envelope.route if a.error is not None and a.error.code not in OF_THE_REQUEST}
     found = []
     for pool, epoch in sorted(envelope.excluded.items()):
-        attempt = last.get(pool)
-        is_its_own = attempt is not None and (attempt.error is None or attempt.error.code not in OF_THE_POOL)
-        found.append(Excluded(pool, epoch, attempt.worker if attempt is not None and is_its_own else None))
+        last = handed_back.get(pool)
+        of_the_pool = last is None or last.error is None or last.error.code in OF_THE_POOL
+        found.append(Excluded(pool, epoch, None if last is None or of_the_pool else last.worker))
     return tuple(found)

@@ -252,6 +252,9 @@ def test_a_retry_goes_to_an_older_worker_of_the_same_pool():
     assert decide(machine(status("llama", "w2", epoch=5)), back) == []
     (effect,) = decide(machine(status("llama", "w1", epoch=5), status("llama", "w2", epoch=5)), back)
     assert effect.worker == "w1"
+    internal = ErrorInfo(ErrorCode.INTERNAL, "its own failure excludes nobody")
+    route = [RouteAttempt("llama", "w2", "retried", unhealthy), RouteAttempt("llama", "w1", "retried", internal)]
+    assert len(decide(machine(status("llama", "w1", epoch=5)), retry(route=route, excluded={"llama": 5}))) == 1
 
 
 def test_a_worker_whose_clock_was_set_back_is_heard_at_once():
