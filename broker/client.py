@@ -28,9 +28,10 @@ from broker.transport.connect import connect
 from broker.transport.protocol import Outgoing, Transport
 from broker.waiting import ResultStream, Waiter
 from schemas import headers
+from schemas.addresses import check_bootstrap
 from schemas.config import Config
 from schemas.control import batch_name
-from schemas.errors import ErrorCode
+from schemas.errors import ConfigError, ErrorCode
 from schemas.headers import Headers
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
@@ -39,6 +40,7 @@ from schemas.topics import Topics
 TIMEOUT_S = 600.0
 DEADLINE_GRACE_S = 2.0  # a terminal result that says the same with more detail may be on its way
 IN_FLIGHT_MAX = 1_000
+CLOSED = "the client is closed: make a new one"
 
 
 class Client:
@@ -70,6 +72,11 @@ class Client:
     ) -> None:
         found = config if isinstance(config, Config) else discover(Path(config) if config else None)
         if bootstrap is not None:
+            try:
+                check_bootstrap(bootstrap)
+            except ValueError as error:
+                message = f"`bootstrap`: {error}"
+                raise ConfigError(message) from None
             found = structs.replace(found, kafka=structs.replace(found.kafka, bootstrap=bootstrap))
         self.config = found
         self.topics = Topics(found.kafka.topic_prefix)
@@ -88,8 +95,7 @@ class Client:
             ClientClosed: The client was closed before.
         """
         if self._closed:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
             if self._open is None:
@@ -295,6 +301,7 @@ class Client:
         *,
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> Subscription:
@@ -304,6 +311,7 @@ class Client:
             from_: `beginning`, `latest`, one offset for all partitions, or partition -> offset (see `positions`).
             follow: Whether to wait for those to come; else it ends at what is there when it begins.
             ids: Only these requests' results; it ends once all were given.
+            replays: Only the results of what was put back from these dead letters (`partition/offset`), likewise.
             partitions: Only these partitions of the results topic.
             timeout_s: How long to wait for the next one; `TimeoutError` then. For ever by default.
 
@@ -316,6 +324,7 @@ class Client:
             start=from_,
             follow=follow,
             ids=ids,
+            replays=replays,
             partitions=partitions,
             timeout_s=timeout_s,
         )
@@ -329,8 +338,7 @@ class Client:
     @property
     def _parts(self) -> "_Parts":
         if self._open is None:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         return self._open
 
     def _prepare(self, request: RequestLike | None, fields: dict[str, Any]) -> Prepared:

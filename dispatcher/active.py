@@ -17,7 +17,7 @@ from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Fin
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
 from memory_coordinator.seen import SeenLog
-from schemas import headers
+from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
@@ -126,6 +126,9 @@ class Active:
     def noted(self, work: Work) -> None:
         """No notes are written here."""
 
+    def moved(self) -> None:
+        """Nobody needs to hear of it."""
+
     def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
         service_class = self._classes.get(record.topic)
@@ -231,8 +234,8 @@ class Active:
             if self._admin is None or len(self._reply_partitions) >= REPLY_TOPICS_MAX:
                 self._reply_partitions.clear()
             admin = self._admin
-            found = None if admin is None else await asyncio.wait_for(admin.partitions(topic), LOOKUP_S)
-            self._reply_partitions[topic] = found
+            async with asyncio.timeout(LOOKUP_S):
+                self._reply_partitions[topic] = None if admin is None else await admin.partitions(topic)
         except (TransportError, TimeoutError, OSError) as error:
             log.warning("reply_topic_unknown topic=%s error=%r", topic, error)
         self._lookups.pop(item.work, None)
@@ -290,6 +293,8 @@ class Active:
 
 
 def _original(item: Item) -> Record:
-    """The record in hand, for its dead letter."""
+    """The record in hand with its envelope, for its dead letter."""
     (topic, partition), offset = item.work
-    return Record(topic, partition, offset, item.envelope.id.encode(), item.value, item.headers, item.envelope.received_at_ms)
+    envelope = item.envelope
+    known = (*item.headers, (headers.ENVELOPE, codecs.encode_envelope(envelope)))
+    return Record(topic, partition, offset, envelope.id.encode(), item.value, known, envelope.received_at_ms)

@@ -125,7 +125,8 @@ class Repeats:
         """Write what is left, within a bounded time."""
         if self._log is not None:
             try:
-                await asyncio.wait_for(self._write(self._log), LAST_WRITE_S)
+                async with asyncio.timeout(LAST_WRITE_S):
+                    await self._write(self._log)
             except TimeoutError:
                 log.warning("seen_unwritten reason=timeout")
 

@@ -89,6 +89,7 @@ class Worker:
         self._lifecycle = Lifecycle(self._spec.slots)
         self._jobs: dict[Work, Job] = {}  # in hand
         self._tickets: dict[int, Job] = {}  # in hand, or aborting
+        self._settling: dict[Work, int] = {}  # ran alone, its end not durable yet -> ticket
         self._taken = 0
         self._chunks: ChunkPublisher | None = None
         self._changed = asyncio.Event()
@@ -168,9 +169,14 @@ class Worker:
 
     def drop(self, work: Work) -> None:
         """Its partition went to somebody else: stop its run."""
+        self._settle(work)
         job = self._jobs.pop(work, None)
         if job is not None:
             self._withdraw(job)
+
+    def moved(self) -> None:
+        """Tell at once where requests are to be sent."""
+        self._changed.set()
 
     def noted(self, work: Work) -> None:
         """It is on record that a suspect runs alone: it may begin."""
@@ -180,6 +186,7 @@ class Worker:
 
     def committed(self, work: Work, places: Sequence[Place]) -> None:  # noqa: ARG002 - all that counts is that it is over
         """A result is durable."""
+        self._settle(work)
         self._changed.set()
 
     # -- runs --------------------------------------------------------------------------------------------------------------
@@ -191,7 +198,7 @@ class Worker:
                 if job.task is None:
                     self._ended(effect.ticket)
                 else:
-                    job.task.cancel()
+                    self._stop(job)
             elif effect.alone:
                 log.warning("suspect_alone id=%s crashes=%d", job.envelope.id, job.envelope.crashes)
                 job.alone = True
@@ -220,13 +227,25 @@ class Worker:
             self._hop.finish(job.work, self._endings.failed(job, error))
         elif job.verdict is None:
             job.verdict = error
+            self._stop(job)
+
+    def _stop(self, job: Job) -> None:
+        """Stop a run, and see to it that the engine lets go of it."""
+        if job.task is not None:
             job.task.cancel()
             limit_s = self._config.worker.abort_timeout_ms / 1000
             asyncio.get_running_loop().call_later(limit_s, self._check_ended, job.ticket)
 
     def _ended(self, ticket: int) -> None:
-        del self._tickets[ticket]
-        self._do(self._lifecycle.handle(Ended(ticket)))
+        job = self._tickets.pop(ticket)
+        if self._settling.get(job.work) != ticket:
+            self._do(self._lifecycle.handle(Ended(ticket)))
+
+    def _settle(self, work: Work) -> None:
+        """The end of a suspect that ran alone is on record: others may run again."""
+        ticket = self._settling.pop(work, None)
+        if ticket is not None:
+            self._do(self._lifecycle.handle(Ended(ticket)))
 
     async def _serve(self, job: Job) -> None:
         """Run one request to its end."""
@@ -251,6 +270,8 @@ class Worker:
     def _finish(self, job: Job, outputs: list[Outgoing]) -> None:
         if self._jobs.get(job.work) is job:
             del self._jobs[job.work]
+            if job.alone:  # were another to crash the worker before this is on record, this one would be blamed
+                self._settling[job.work] = job.ticket
             self._hop.finish(job.work, outputs)
 
     def _failed(self, job: Job, error: ErrorInfo, generation: Generation | None) -> list[Outgoing]:
@@ -308,7 +329,8 @@ class Worker:
                 await asyncio.sleep(heartbeat_s)
             await asyncio.sleep(STATUS_GAP_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), heartbeat_s)
+                async with asyncio.timeout(heartbeat_s):
+                    await self._changed.wait()
 
     def status(self) -> EngineStatus:
         """What this worker says of itself now."""

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from schemas.addresses import check_bootstrap, check_redis_url
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
@@ -111,7 +112,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_ms: Positive = 20_000
     stall_timeout_ms: Positive = 120_000  # a run that gives nothing for so long is ended and tried again
     abort_timeout_ms: Positive = 10_000  # an engine that does not let go of a run for so long hangs, and is started anew
-    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 3  # of the worker or its engine; the last while it ran alone
+    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 4  # of its worker or engine; from the third on only those while it ran alone
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -227,6 +228,15 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         if not holds:
             message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
             raise InvalidMessage(message, f"kafka.{name}")
+    for path, check, address in (
+        ("kafka.bootstrap", check_bootstrap, kafka.bootstrap),
+        ("redis.url", check_redis_url, config.redis.url),
+    ):
+        try:
+            check(address)
+        except ValueError as error:
+            message = f"`{path}`: {error}"
+            raise InvalidMessage(message, path) from None
     if topics.min_insync > topics.replication:
         message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
         raise InvalidMessage(message, "topics.min_insync")

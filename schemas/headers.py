@@ -15,7 +15,7 @@ REPLY_TOPIC = "kafka_replyTopic"
 REPLY_PARTITION = "kafka_replyPartition"
 RESULT_PARTITION = "forebay-result-partition"  # where a client wishes results and chunks of its request
 CLIENT = "forebay-client"  # who waits for the answer: an id that somebody else asks with is run again
-REPLAY = "forebay-replay"  # whatever it holds: this record is run, although its id was seen a moment ago
+REPLAY = "forebay-replay"  # whatever it holds, this record is run, although its id was seen; in its result too
 BATCH = "forebay-batch"  # a name by which requests are cancelled together
 ENVELOPE = "forebay-envelope"
 RUN_ID = "forebay-run-id"
@@ -25,6 +25,8 @@ DEAD_OFFSET = "forebay-original-offset"
 DEAD_CODE = "forebay-error-code"
 DEAD_REASON = "forebay-reason"
 DEAD_BYTES = "forebay-original-bytes"  # only where the value had to be cut
+OF_DEAD = (DEAD_TOPIC, DEAD_PARTITION, DEAD_OFFSET, DEAD_CODE, DEAD_REASON, DEAD_BYTES)
+REPLAYED = "forebay-replayed"  # a record without value among the dead letters: partition/offset of one that was put back
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"

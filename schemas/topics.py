@@ -58,6 +58,11 @@ class Topics:
         return f"{self.prefix}.dead-letters"
 
     @property
+    def dead_letter_group(self) -> str:
+        """The group of whoever puts dead letters back."""
+        return f"{self.prefix}.dead-letters"
+
+    @property
     def control(self) -> str:
         """Cancels and pauses; its one partition elects the dispatcher."""
         return f"{self.prefix}.control"

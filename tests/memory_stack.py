@@ -62,6 +62,20 @@ class Stack:
         self.tasks[name] = asyncio.ensure_future(worker.run())
         return worker
 
+    def hold(self, name):
+        """Make a hook that stops a process at its next word to the cluster, until `release`."""
+        self._released = asyncio.Event()
+
+        async def hook(step):
+            if step.process == name:
+                await self._released.wait()
+
+        return hook
+
+    def release(self):
+        """Let what was held go on."""
+        self._released.set()
+
     async def produce(self, values, topic=INTERACTIVE, headers=()):
         producer = await self.transport.producer()
         for value in values:

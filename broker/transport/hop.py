@@ -9,6 +9,7 @@ partition went to somebody else or the record turns out to be finished.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -145,6 +146,7 @@ class Hop:
                 self._parts[tp] = part = Part(self, tp)
             part.assigned(membership)
         self._freed.set()
+        self.handler.moved()
 
     # -- what the parts call ------------------------------------------------------------------------------------------
 
@@ -227,10 +229,9 @@ class Hop:
             await self.consumer.poll([], 1, POLL_MS)
 
     async def _wait_for_room(self) -> None:
-        try:
-            await asyncio.wait_for(self._freed.wait(), PAUSE_S)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await self._freed.wait()
 
     def _release(self, part: Part) -> None:
         part.lose()

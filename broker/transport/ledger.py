@@ -110,6 +110,10 @@ class Ledger:
         self._open[offset] = takeovers << _NOTE_BITS | note
         return Inherited(takeovers, note, self.crashed and bool(state & _IN_HAND))
 
+    def keep(self, offset: int, takeovers: int) -> None:
+        """An admitted record goes on as it was: it was not taken over."""
+        self._open[offset] = takeovers << _NOTE_BITS | self._open[offset] & NOTE_MAX
+
     def note(self, offset: int, note: int) -> None:
         """Write a note beside an admitted record; it is kept by the next commit."""
         if not 0 <= note <= NOTE_MAX:

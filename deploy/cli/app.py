@@ -15,6 +15,7 @@ COMMANDS = {
     "batch": ("deploy.cli.batch:batch", "Run files of OpenAI batch lines."),
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
     "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
+    "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Install and list the engines' own environments."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),

@@ -2,12 +2,12 @@
 
 import base64
 import os
-import subprocess
 from importlib import resources
 from pathlib import Path
 
 from deploy.local import parts
-from deploy.local.errors import LocalStackError, NotReady
+from deploy.local.command import output
+from deploy.local.errors import LocalStackError, NotAvailable
 from deploy.local.ports import HOST
 from deploy.local.program import Program
 
@@ -96,22 +96,10 @@ def _format(run: list[str], home: Path, role: str) -> None:
         part.replace(ident)
     argv = [*run, "kafka.tools.StorageTool", "format", "-t", ident.read_text(encoding="utf-8").strip()]
     try:
-        done = subprocess.run(
-            [*argv, "-c", str(home / f"{role}.properties")],
-            capture_output=True,
-            text=True,
-            timeout=FORMAT_S,
-            check=False,
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        message = f"Kafka did not make its data folder {home / role} within {FORMAT_S:.0f} s"
-        raise NotReady(message) from None
-    if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines()
-        message = f"Kafka cannot make its data folder {home / role}: {lines[-1] if lines else 'no word'}"
-        raise LocalStackError(message)
+        output([*argv, "-c", str(home / f"{role}.properties")], FORMAT_S, cwd=home)
+    except NotAvailable as error:  # it is there, so another broker must not quietly take its place
+        message = f"Kafka cannot make its data folder {home / role}: {error}"
+        raise LocalStackError(message) from None
 
 
 def tansu(logs: Path, port: int) -> Program:

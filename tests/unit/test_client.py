@@ -237,6 +237,29 @@ def test_offsets_saved_before_sending_find_every_result_and_positions_go_on_from
     assert last == [named]
 
 
+def test_the_result_of_what_was_put_back_is_no_repeat_and_can_be_asked_for():
+    async def scenario(world):
+        producer = await world.way("writer").producer()
+        for status, place in (
+            ("failed", None),
+            ("failed", b"1"),
+            ("completed", b"0/4"),
+            ("completed", b"0/4"),
+            ("failed", b"0/5"),
+        ):
+            value = codecs.encode(InferenceResult("r", status))
+            given = () if place is None else ((headers.REPLAY, place),)
+            await producer.send(Outgoing("forebay.results", value, b"r", given))
+        client = world.client()
+        everything = [r.status async for r in client.results("beginning", follow=False)]
+        asked = [r.status async for r in client.results("beginning", replays=["0/4"])]
+        async with client.results("beginning", follow=False, replays=["0/4", "0/6"]) as some:
+            statuses = [r.status async for r in some]
+        return everything, asked, statuses, some.missing
+
+    assert in_world(scenario) == (["failed", "completed", "failed"], ["completed"], ["completed"], {"0/6"})
+
+
 def test_waiting_for_a_next_result_has_a_limit():
     async def scenario(world):
         with pytest.raises(TimeoutError, match="within 3 s"):

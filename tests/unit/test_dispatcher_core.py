@@ -299,3 +299,10 @@ def test_admission_names_the_field_and_keeps_what_can_be_read():
 def test_a_record_without_an_id_always_gets_the_same_one():
     one, same, other = (admit(record(b'{"prompt":"a"}', n), "batch", 100) for n in (1, 1, 2))
     assert one.envelope.id == same.envelope.id != other.envelope.id
+
+
+def test_a_record_behind_a_byte_order_mark_is_refused_under_its_own_id():
+    refused = admit(record(b'\xef\xbb\xbf{"id":"x","tenant":"t","prompt":"a"}'), "batch", 1 << 20)
+    assert isinstance(refused, Refused)
+    assert (refused.id, refused.tenant) == ("x", "t")
+    assert "byte order mark" in refused.error.message
