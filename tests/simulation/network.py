@@ -103,7 +103,9 @@ class Network:
             await asyncio.sleep(dice.random() * JITTER_MS / 1000)
         if step.moment == "before" and weather.moved and self._concerned(step.operation) and dice.random() < weather.moved:
             self._fail(step, "the coordinator is moving")
-        if any(loss.takes(step) for loss in self.losses) or dice.random() < (weather.lost if step.moment == "before" else weather.unheard):
+        if any(loss.takes(step) for loss in self.losses) or dice.random() < (
+            weather.lost if step.moment == "before" else weather.unheard
+        ):
             self._fail(step, "the connection broke")
 
     def _concerned(self, operation: str) -> bool:

@@ -9,7 +9,6 @@ from broker.assembly import Assembly
 from broker.transport.errors import Fenced, NoSuchTopic, TooLarge, TransportError
 from broker.transport.ledger import NOBODY, Ledger
 from broker.transport.memory.writing import MemoryOutbox
-from broker.transport.part import Part
 from broker.transport.protocol import Committed
 from engine_consumers.worker import Worker
 from schemas.messages import run_id
@@ -108,17 +107,6 @@ def a_run_draws_its_own_seed():
 @plant
 def a_reader_takes_every_chunk_of_every_run():
     return patch.object(Assembly, "chunk", lambda self, chunk: [self._give(chunk)])
-
-
-@plant
-def positions_are_kept_although_a_generation_was_missed():
-    def keep(self, membership):
-        before, self._membership = self._membership, membership
-        if before is not None and not self._retake and not self._seek():
-            self._retake = True
-        self._wake.set()
-
-    return patch.object(Part, "assigned", keep)
 
 
 @plant

@@ -145,7 +145,9 @@ def _asked(dice: random.Random) -> list[Asked]:
             prompt=f"{POISON} {n}" if n < poisons else f"say {n}",
             max_output_tokens=dice.randint(1, 24),
             stream=dice.random() < 0.4,
-            deadline=datetime.fromtimestamp((EPOCH_MS + dice.randrange(300, 5_000)) / 1000, UTC) if dice.random() < late else None,
+            deadline=datetime.fromtimestamp((EPOCH_MS + dice.randrange(300, 5_000)) / 1000, UTC)
+            if dice.random() < late
+            else None,
         )
         service_class = dice.choice(("interactive", "interactive", "batch"))
         asked.append(Asked(dice.randrange(span_ms), service_class, request))

@@ -179,7 +179,7 @@ class World:
         await asyncio.sleep(scenario.heal_ms / 1000)
         self._heal()
         until = self._loop.time() + LIMIT_MS / 1000
-        while not self._is_quiet() and self._loop.time() < until:
+        while not self._is_quiet() and self._loop.time() < until:  # noqa: ASYNC110 - all of the run, by looking at its logs
             await asyncio.sleep(LOOK_S)
         return check(self, self._acknowledged, self._alarms)
 
@@ -237,9 +237,7 @@ class World:
             return EPOCH_MS + int(self._loop.time() * 1000) + host.clock_ms
 
         if host.engine_name is None:
-            host.program = DispatcherService(
-                self._config, transport, self.board, name, clock=clock, seen_log=self.seen_log
-            )
+            host.program = DispatcherService(self._config, transport, self.board, name, clock=clock, seen_log=self.seen_log)
         else:
             spec = self._config.engines[host.engine_name]
             host.engine = ChaosEngine(spec, lambda: self._kill(host))

@@ -174,8 +174,8 @@ class MemoryConsumer:
 
     def fall_silent(self) -> None:
         """Send no more heartbeats."""
-        if self._member is not None and not self._closed:
-            self._group.silence(self._member)
+        if self._member is not None and self._group.members.get(self._member.name) is self._member:
+            self._group.silence(self._member)  # also while it is leaving: nobody may ever hear of that
 
     def wake_up(self) -> None:
         """Send heartbeats again; whoever was expired meanwhile joins anew."""
