@@ -57,16 +57,16 @@ class Repeats:
         key = item.seen_key
         if key is None or not self._seen.is_repeat(key, item.envelope.origin, now_ms):
             return False
-        if self._cancels.covers(structs.replace(item.envelope, received_at_ms=self._seen.seen_ms(key)), item.headers):
+        envelope, first = item.envelope, self._seen.first(key, now_ms)
+        if first is None or self._cancels.covers(structs.replace(envelope, received_at_ms=first[0]), item.headers):
             return False
         self.suppressed += 1
-        envelope, first = item.envelope, self._seen.first(key, now_ms)
         log.info(
             "request_repeated id=%s tenant=%s topic=%s partition=%d offset=%d first=%s suppressed=%d",
             envelope.id,
             envelope.tenant,
             *envelope.origin,
-            first,
+            first[1],
             self.suppressed,
         )
         return True

@@ -37,7 +37,7 @@ class MemoryBoard:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], tuple[float, EngineStatus]] = {}
-        self._watchers: dict[asyncio.Queue[EngineStatus], None] = {}  # a set's order would differ from run to run
+        self._watchers: set[asyncio.Queue[EngineStatus]] = set()
 
     async def check(self) -> None:
         """Always there."""
@@ -66,7 +66,7 @@ class MemoryBoard:
     async def watch(self, reread_ms: int) -> AsyncGenerator[EngineStatus, None]:
         """Give snapshots as they are published, and all of them again every `reread_ms`."""
         queue: asyncio.Queue[EngineStatus] = asyncio.Queue(WATCHERS_QUEUE_MAX)
-        self._watchers[queue] = None
+        self._watchers.add(queue)
         loop = asyncio.get_running_loop()
         due = loop.time()
         try:
@@ -76,13 +76,13 @@ class MemoryBoard:
                     for status in await self.read():
                         yield status
                 try:
-                    async with asyncio.timeout_at(due):  # `wait_for` may swallow a cancellation before Python 3.12
+                    async with asyncio.timeout_at(due):
                         status = await queue.get()
                 except TimeoutError:
                     continue
                 yield status
         finally:
-            self._watchers.pop(queue, None)
+            self._watchers.discard(queue)
 
     async def close(self) -> None:
         """Nothing to let go of."""

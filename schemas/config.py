@@ -112,9 +112,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_ms: Positive = 20_000
     stall_timeout_ms: Positive = 120_000  # a run that gives nothing for so long is ended and tried again
     abort_timeout_ms: Positive = 10_000  # an engine that does not let go of a run for so long hangs, and is started anew
-    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = (
-        4  # of its worker or engine; from the third on only those while it ran alone
-    )
+    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 4  # of worker or engine; from the third on only while it ran alone
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

@@ -52,7 +52,8 @@ class Loaded:
     async def shutdown(self, timeout_s: float) -> None:
         """Stop vLLM's processes, waiting for them at most `timeout_s`."""
         try:
-            await asyncio.wait_for(_in_thread(self.llm.shutdown), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await _in_thread(self.llm.shutdown)
         except TimeoutError:
             log.warning("engine_close_slow kind=transformer timeout_s=%.0f", timeout_s)
 
@@ -70,7 +71,8 @@ async def load(arguments: dict[str, Any], timeout_s: float) -> Loaded:
     """
     _set_environment(arguments["model"], timeout_s)
     try:
-        loaded = await asyncio.wait_for(_in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments))), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            loaded = await _in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments)))
     except TimeoutError:
         message = f"vLLM did not come up within {timeout_s:.0f} s (`options.start_timeout_s`)"
         raise EngineError(ErrorCode.UNHEALTHY, message) from None

@@ -13,7 +13,7 @@ from broker.transport.protocol import Outgoing
 
 
 def test_a_cluster_that_stays_away_ends_the_run_in_time_and_one_that_returns_does_not(tmp_path):
-    write(tmp_path, good(40))
+    write(tmp_path, good(200))
 
     async def scenario(world):
         world.answer()
@@ -34,11 +34,11 @@ def test_a_cluster_that_stays_away_ends_the_run_in_time_and_one_that_returns_doe
 
     gave_up_s, tally = in_world(scenario)
     assert 55 < gave_up_s < 90  # counted from when it was last heard of
-    assert (tally.answered, tally.errors) == (40, 0)
+    assert (tally.answered, tally.errors) == (200, 0)
 
 
 def test_an_outage_is_told_in_time_and_so_is_its_end(tmp_path):
-    write(tmp_path, good(40))
+    write(tmp_path, good(200))
 
     async def scenario(world):
         loop, told = asyncio.get_running_loop(), []
@@ -63,11 +63,11 @@ def test_an_outage_is_told_in_time_and_so_is_its_end(tmp_path):
         assert told[-1][1] == 0.0
         return tally
 
-    assert in_world(scenario).answered == 40
+    assert in_world(scenario).answered == 200
 
 
 def test_a_transport_that_only_remembers_that_it_was_connected_does_not_hide_an_outage(tmp_path):
-    write(tmp_path, good(40))
+    write(tmp_path, good(200))
 
     async def scenario(world):
         way, reports = world.way("batch"), []
@@ -88,11 +88,11 @@ def test_a_transport_that_only_remembers_that_it_was_connected_does_not_hide_an_
         plan.close()
         return tally
 
-    assert in_world(scenario).answered == 40
+    assert in_world(scenario).answered == 200
 
 
 def test_no_answer_is_missed_while_the_cluster_is_away(tmp_path):
-    write(tmp_path, good(40))
+    write(tmp_path, good(200))
 
     async def scenario(world):
         world.answer()
@@ -103,7 +103,7 @@ def test_no_answer_is_missed_while_the_cluster_is_away(tmp_path):
         world.cluster.start()
         return await run
 
-    assert in_world(scenario).answered == 40
+    assert in_world(scenario).answered == 200
 
 
 def test_one_failed_send_after_a_long_quiet_time_ends_nothing(tmp_path):
