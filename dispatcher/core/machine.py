@@ -47,7 +47,7 @@ class Dispatcher:
         self._delayed: list[tuple[int, int, Item]] = []
         self._gone = 0  # left the hand since the last sweep, and may still stand in the queue or among the delayed
         self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
-        self._count = 0
+        self._count = self._now_ms = 0
 
     @property
     def queued(self) -> int:
@@ -80,9 +80,10 @@ class Dispatcher:
             return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
         self._in_hand[item.work] = item
         self._deadlines.push(item)
+        latest_ms = now_ms + self._config.dispatcher.retry_backoff_ms_max  # whoever wrote it may have another time
         if item.envelope.not_before_ms > now_ms:
             self._count += 1
-            heapq.heappush(self._delayed, (item.envelope.not_before_ms, self._count, item))
+            heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
         return []
@@ -124,7 +125,8 @@ class Dispatcher:
 
     def _decide(self, now_ms: int) -> list[Effect]:
         effects = self._expired(now_ms)
-        while self._delayed and self._delayed[0][0] <= now_ms:
+        was_set_back, self._now_ms = now_ms < self._now_ms, now_ms
+        while self._delayed and (was_set_back or self._delayed[0][0] <= now_ms):  # on another clock nobody knows how long
             item = heapq.heappop(self._delayed)[2]
             if not item.dropped:
                 self._queue.push(item)

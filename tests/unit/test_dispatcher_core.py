@@ -238,6 +238,42 @@ def test_a_retry_waits_for_its_time_and_passes_over_the_engine_that_handed_it_ba
     assert len(decide(machine(status("llama", epoch=2)), retry(excluded={"llama": 1}))) == 1
 
 
+def test_a_retry_waits_no_longer_than_the_longest_backoff_however_wrong_the_clock_that_set_it():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 3_600_000)) == []
+    later = NOW + CONFIG.dispatcher.retry_backoff_ms_max
+    made.handle(StatusSeen(status("llama", updated_at_ms=later)), later)
+    assert [type(effect) for effect in made.handle(Tick(), later)] == [Forward]
+
+
+def test_a_retry_goes_to_an_older_worker_of_the_same_pool():
+    unhealthy = ErrorInfo(ErrorCode.UNHEALTHY, "the engine is dead")
+    back = retry(route=[RouteAttempt("llama", "w2", "retried", unhealthy)], excluded={"llama": 5})
+    assert decide(machine(status("llama", "w2", epoch=5)), back) == []
+    (effect,) = decide(machine(status("llama", "w1", epoch=5), status("llama", "w2", epoch=5)), back)
+    assert effect.worker == "w1"
+    internal = ErrorInfo(ErrorCode.INTERNAL, "its own failure excludes nobody")
+    route = [RouteAttempt("llama", "w2", "retried", unhealthy), RouteAttempt("llama", "w1", "retried", internal)]
+    assert len(decide(machine(status("llama", "w1", epoch=5)), retry(route=route, excluded={"llama": 5}))) == 1
+
+
+def test_a_worker_whose_clock_was_set_back_is_heard_at_once():
+    made = machine(status("llama", slots=1, queue_depth=9))
+    made.handle(StatusSeen(status("llama", slots=1, updated_at_ms=NOW - 100)), NOW)
+    assert decide(made, request(model="llama")) == []
+    made.handle(StatusSeen(status("llama", slots=1, updated_at_ms=NOW - 3_600_000)), NOW)
+    assert len(made.handle(Tick(), NOW)) == 1
+
+
+def test_a_dispatcher_whose_clock_is_set_back_keeps_nobody_waiting_and_believes_in_nobody_it_heard_in_the_future():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 100)) == []
+    before = NOW - 3_600_000
+    assert made.handle(Tick(), before) == []
+    made.handle(StatusSeen(status("llama", updated_at_ms=NOW + 50)), before)
+    assert len(made.handle(Tick(), before)) == 1
+
+
 def test_a_context_overflow_is_final_only_when_nobody_has_more():
     overflow = ErrorInfo(ErrorCode.CONTEXT_OVERFLOW, "9000 tokens, 4096 fit")
     route = [RouteAttempt("llama", "w1", "retried", overflow)]
