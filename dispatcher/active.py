@@ -16,6 +16,8 @@ from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, T
 from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
+from dispatcher.rescue import Rescue
+from dispatcher.trim import Trim
 from memory_coordinator.seen import SeenLog
 from schemas import codecs, headers
 from schemas.config import Config
@@ -60,6 +62,7 @@ class Active:
         seen_log: SeenLog | None = None,
     ) -> None:
         self._config, self._transport, self._clock = config, transport, clock
+        self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
         self._control = ControlLog(transport, self._topics)
@@ -88,7 +91,10 @@ class Active:
             await self._control.replay()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
-            works = self._tick(), self._refresh(), self._control.run(self._cancelled), self._repeats.write_behind()
+            rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
+            trim = Trim(self._config, self._transport, self._admin, self._clock)
+            kept = self._control.run(self._cancelled), self._repeats.write_behind()
+            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run()
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:

@@ -83,6 +83,7 @@ class HopConfig(Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_max: Positive = 16_000
     in_flight_bytes_max: Positive = 256 * 2**20
     commit_timeout_ms: Positive = 20_000
+    recommit_ms: Positive = 3_600_000  # an idle position is written again so often: clusters forget it, most after 7 days
 
 
 class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +97,11 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_hops: Annotated[int, Meta(ge=1, le=RUN_HOPS_MAX)] = 100
     retry_backoff_ms: Positive = 500
     retry_backoff_ms_max: Positive = 30_000
+    failover_timeout_ms: Positive = 15_000  # a pool without any worker for so long is dead: its requests go elsewhere
+    trim_interval_ms: Positive = 60_000  # between two deletions of finished records
+    # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
+    # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
+    control_retention_ms: Positive = 3_600_000
     prompt_bytes_max: Positive = 4 * 2**20
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is

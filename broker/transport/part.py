@@ -17,7 +17,7 @@ from typing import Protocol
 from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.handler import Handler, Place
 from broker.transport.ledger import NOBODY, Inherited, Ledger
-from broker.transport.protocol import Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
+from broker.transport.protocol import Committed, Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
 from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
@@ -72,7 +72,7 @@ class Part:
         self._running: dict[int, int] = {}  # offset -> bytes held
         self._ready: dict[int, tuple[int, list[Outgoing]]] = {}  # offset -> bytes held, outputs; finished, not committed
         self._membership: Membership | None = None
-        self._lost = self._retake = False
+        self._lost = self._retake = self._doubted = False
         self._kept_top = -1
         self._wake = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -121,6 +121,11 @@ class Part:
     def lose(self) -> None:
         """The partition is not ours any more, or we stop."""
         self._lost = True
+        self._wake.set()
+
+    def doubt(self) -> None:
+        """What lay at our position is gone: the recovery path tells whether it is lost, or was somebody else's to finish."""
+        self._ledger, self._doubted = None, True
         self._wake.set()
 
     async def ended(self) -> None:
@@ -235,14 +240,28 @@ class Part:
 
     async def _commit_until_interrupted(self) -> None:
         while not (self._lost or self._retake):
-            await self._wake.wait()
+            idle = not await self._woken()
             self._wake.clear()
+            if self._doubted:
+                message = f"{self._tp.topic}/{self._tp.partition}: nothing lies at the position read next any more"
+                raise TransportError(message)
+            if idle:
+                await self._commit(self._hop.config.commit_timeout_ms / 1000, again=True)
             while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
                 pass
         if self._lost and not self._retake:
             self._forget_unstarted()
             while await self._commit(LAST_COMMIT_S, let_go=True) and self._committable():
                 pass  # harmless where somebody took over: it is fenced
+
+    async def _woken(self) -> bool:
+        """Wait for something to do; False when nothing came for so long that the group might forget our position."""
+        try:
+            async with asyncio.timeout(self._hop.config.recommit_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _after_fault(self, error: Exception) -> None:
         """Before a new outbox fences anybody, make sure that the partition is still ours."""
@@ -260,22 +279,13 @@ class Part:
 
     async def _take_over(self) -> None:
         """Fence, settle, read offset and ledger, seek; keep what is still ours to finish."""
-        self._ledger, self._retake = None, False
+        self._ledger, self._retake, self._doubted = None, False, False
         self._forget_unstarted()
         hop, limit_s = self._hop, self._hop.config.commit_timeout_ms / 1000
         self._outbox = hop.transport.outbox(hop.group, self._tp, hop.consumer)
         async with asyncio.timeout(limit_s):
             await self._outbox.open()
-        async with asyncio.timeout(limit_s):
-            committed = await hop.consumer.committed(self._tp)
-        async with asyncio.timeout(limit_s):
-            first, end = (await hop.consumer.bounds([self._tp]))[self._tp]
-        if committed is not None and not first <= committed.offset <= max(end, first):
-            message = (
-                f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
-                f"{first}..{end}: records were deleted before they were served"
-            )
-            raise OffsetGone(message)
+        committed, first = await self._committed_position(limit_s)
         if self._lost or self._retake:
             return
         ledger = Ledger(committed, first, hop.owner)
@@ -303,14 +313,41 @@ class Part:
         hop.freed()
         hop.handler.moved()
 
-    async def _commit(self, limit_s: float, *, let_go: bool = False) -> bool:
+    async def _committed_position(self, limit_s: float) -> tuple[Committed | None, int]:
+        """Read the committed position and the first offset there is.
+
+        Finished records are deleted below what is committed. So an offset outside of the partition is read once more:
+        whoever took over while we looked has committed a later one.
+
+        Raises:
+            OffsetGone: What was committed lies outside, and stays so.
+        """
+        consumer, before = self._hop.consumer, None
+        while True:
+            async with asyncio.timeout(limit_s):
+                committed = await consumer.committed(self._tp)
+            async with asyncio.timeout(limit_s):
+                first, end = (await consumer.bounds([self._tp]))[self._tp]
+            if committed is None and first > 0:
+                log.error("position_missing topic=%s partition=%d action=begin_at_first first=%d", *self._tp, first)
+            if committed is None or first <= committed.offset <= max(end, first):
+                return committed, first
+            if committed == before:
+                message = (
+                    f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
+                    f"{first}..{end}: records were deleted before they were served"
+                )
+                raise OffsetGone(message)
+            before = committed
+
+    async def _commit(self, limit_s: float, *, let_go: bool = False, again: bool = False) -> bool:
         """Commit whatever is finished, with the claims and notes that wait; False where there is nothing to commit."""
         ledger, outbox, hop = self._ledger, self._outbox, self._hop
         if ledger is None or outbox is None:
             return False
         batch, claims = self._committable(), self._claims
         notes = {offset: note for offset, note in self._notes.items() if ledger.is_open(offset)}
-        if not (batch or claims or notes or (let_go and ledger.holds)):
+        if not (batch or claims or notes or again or (let_go and ledger.holds)):
             return False
         for offset in batch:
             ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here

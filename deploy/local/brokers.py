@@ -2,6 +2,7 @@
 
 import base64
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
@@ -36,16 +37,18 @@ _BROKER = {
     "auto.create.topics.enable": "false",
     "num.network.threads": "2",
     "num.io.threads": "4",
+    "offsets.retention.minutes": str(2**31 - 1),  # else the positions of a pool without workers go after a week
     "message.max.bytes": "10485760",
     "replica.fetch.max.bytes": "10485760",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",  # 10 s would hide others' results as long
 }
 
 
-def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> list[Program]:
+def kafka(home: Path, logs: Path, controller_port: int, broker_port: int, more: Mapping[str, str] | None = None) -> list[Program]:
     """Make Apache Kafka ready to start, in KRaft mode, and give its programs: controller, broker.
 
     Two processes: one that is both loses the atomicity of transactions when it is killed. The data stays in `home`.
+    `more` holds settings of the broker's that go before ours.
 
     Raises:
         NotAvailable: Neither Java with the jars nor the image can be had here.
@@ -67,6 +70,7 @@ def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> lis
             "listeners": plain,
             "advertised.listeners": plain,
             **_BROKER,
+            **(more or {}),
         },
     }
     log4j = home / "log4j2.properties"

@@ -8,6 +8,7 @@ looked at only when nobody in an earlier one has room.
 from collections.abc import Mapping
 from typing import Protocol
 
+from dispatcher.core.admission import OF_THE_POOL
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item
 from schemas.config import Config
@@ -94,18 +95,18 @@ class LeastLoaded:
         return None
 
     def final_error(self, item: Item, fleet: Fleet) -> ErrorInfo | None:
-        """After a context overflow: its error, unless an untried engine that may serve has more context."""
+        """After an engine refused it by its nature: that refusal, unless another may serve, with more context if need be."""
         if not item.envelope.route:
             return None
-        overflowed = [a for a in item.envelope.route if a.error is not None and a.error.code is ErrorCode.CONTEXT_OVERFLOW]
-        if not overflowed:
+        refusals = {a.engine: a.error for a in item.envelope.route if a.error is not None and a.error.code in OF_THE_POOL}
+        if not refusals:
             return None
-        tried = {a.engine for a in item.envelope.route}
-        most = max((_context(fleet, pool) for pool in tried), default=0)
+        overflowed = [pool for pool, error in refusals.items() if error.code is ErrorCode.CONTEXT_OVERFLOW]
+        most = max((_context(fleet, pool) for pool in overflowed), default=-1)
         for tier in self.tiers(item.demand):
-            if any(pool not in tried and _context(fleet, pool) > most for pool in tier):
+            if any(pool not in refusals and _context(fleet, pool) > most for pool in tier):
                 return None
-        return overflowed[-1].error
+        return list(refusals.values())[-1]
 
     def _make_tiers(self, demand: Demand) -> tuple[tuple[str, ...], ...]:
         pools: Mapping[str, _Pool] = self._pools

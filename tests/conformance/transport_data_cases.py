@@ -219,6 +219,9 @@ async def offsets_are_not_contiguous(world):
     assert [r.offset for r in await read(consumer, [tp], 5)] == [0, 2, 4, 6, 8]
     assert consumer.seek(tp, 3)
     assert [r.offset for r in await read(consumer, [tp], 3)] == [4, 6, 8]
+    while consumer.position(tp) != 10:  # behind the last marker too: so whoever reads knows that nothing is left
+        assert await consumer.poll([tp], 1, 20) == []
+    assert await consumer.bounds([tp]) == {tp: (0, 10)}
 
 
 async def a_newer_outbox_fences(world):
@@ -349,7 +352,10 @@ async def trimmed_records_are_gone(world):
     admin = await world.process().admin()
     await admin.trim({tp: 4})
     await admin.trim({tp: 2})
-    consumer = await reader(world, tp)
+    consumer = await world.process().assign([tp])
+    assert consumer.position(tp) is None
+    consumer.seek(tp, 0)
+    assert consumer.position(tp) == 0
     assert await consumer.bounds([tp]) == {tp: (4, 10)}
     with pytest.raises(OffsetGone, match=topic):
         await read(consumer, [tp], 1)

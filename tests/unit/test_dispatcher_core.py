@@ -282,6 +282,17 @@ def test_a_context_overflow_is_final_only_when_nobody_has_more():
     assert effect.error is overflow or effect.error.message == overflow.message
 
 
+def test_a_feature_that_no_engine_has_is_refused_and_not_waited_for():
+    lacking, anybody = ErrorInfo(ErrorCode.UNSUPPORTED_FEATURE, "no chat template"), {"fallback": "any"}
+    pools = [pool for tier in LeastLoaded(CONFIG).tiers(retry(body=anybody).demand) for pool in tier]
+    assert len(pools) > 1
+    some = [RouteAttempt(pools[0], "w1", "retried", lacking)]
+    assert decide(machine(), retry(body=anybody, route=some, excluded={pools[0]: 1})) == []
+    every = [RouteAttempt(pool, "w1", "retried", lacking) for pool in pools]
+    (effect,) = decide(machine(), retry(body=anybody, route=every, excluded=dict.fromkeys(pools, 1)))
+    assert (effect.status, effect.error) == ("rejected", lacking)
+
+
 def test_a_request_handed_back_too_often_fails():
     (effect,) = decide(machine(status("llama")), retry(hop=CONFIG.dispatcher.max_hops))
     assert effect.status == "failed"
