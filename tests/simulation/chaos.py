@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             totals[name] += getattr(found, name)
         if found.violations:
             violations.append({"seed": seed, "what": found.violations})
-            say(f"seed {seed}:", *(f"\n    {violation}" for violation in found.violations))
+            say("\n    ".join([f"seed {seed}:", *found.violations]))
     say(json.dumps({"from": options.first, "seeds": options.seeds, **totals, "violations": violations or 0}))
     return 1 if violations else 0
 
