@@ -173,8 +173,8 @@ class Admin(Protocol):
     async def compare(self, topics: Sequence[TopicSpec], min_insync: int) -> list[TopicPlan]:
         """Tell, without doing it, what `ensure` would do to each topic, in their order."""
 
-    async def owned(self, group: str) -> dict[TopicPartition, str]:
-        """The partitions that members of the group own now, each with its member's client id.
+    async def members(self, group: str) -> dict[str, tuple[TopicPartition, ...]]:
+        """The members of the group now: client id -> the partitions it owns, which may be none.
 
         Raises:
             TransportError: The group did not settle in time; who owns what is unknown then.

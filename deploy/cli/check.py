@@ -167,11 +167,12 @@ async def _delivery(config: Config, transport: Transport, topics: Topics) -> lis
 async def _dispatcher(admin: Admin, topics: Topics) -> list[Finding]:
     try:
         async with asyncio.timeout(ASK_GROUP_S):
-            owners = await admin.owned(topics.election_group)
+            members = await admin.members(topics.election_group)
     except (TransportError, TimeoutError) as error:  # Tansu, for one, does not tell
         why = " ".join(str(error).split()) or f"no answer within {ASK_GROUP_S:g} s"
         return [Finding("dispatcher", "warning", f"the broker does not tell whether one is active ({why})")]
-    active = owners.get(TopicPartition(topics.control, 0))
+    control = TopicPartition(topics.control, 0)
+    active = next((name for name, owned in members.items() if control in owned), None)
     if active is None:
         return [Finding("dispatcher", "warning", "none is active: start one with `forebay dispatch` or `forebay local up`")]
     return [Finding("dispatcher", "ok", f"{active} is active")]

@@ -124,11 +124,11 @@ async def two_consumers_in_one_process(world):
 async def owners_are_known(world):
     topic, group = await world.topic(3), world.unique("group")
     admin = await world.process().admin()
-    assert await admin.owned(group) == {}
+    assert await admin.members(group) == {}
     consumer, _ = await world.member(topic, group)
-    assert await admin.owned(group) == dict.fromkeys(partitions(topic, 0, 1, 2), "test")
+    assert await admin.members(group) == {"test": tuple(partitions(topic, 0, 1, 2))}
     await consumer.close()
-    assert await admin.owned(group) == {}
+    assert await admin.members(group) == {}
 
 
 async def unknown_owners_are_not_nobody(world):
@@ -136,7 +136,7 @@ async def unknown_owners_are_not_nobody(world):
     admin = await world.process().admin()
     await world.member(topic, group)
     with pytest.raises(TransportError, match="does not tell"):
-        await admin.owned(group)
+        await admin.members(group)
 
 
 async def only_owners_commit(world):

@@ -16,6 +16,7 @@ from aiokafka.structs import TopicPartition as KafkaPartition
 from broker.transport.errors import TransportError
 from broker.transport.kafka.control import Control
 from broker.transport.kafka.link import bootstrap, client_settings, deadline, let_go
+from broker.transport.members import by_client
 from broker.transport.protocol import TopicPartition
 from broker.transport.topic_plan import Existing, TopicPlan, plan_topic
 from schemas.config import KafkaConfig
@@ -82,7 +83,7 @@ class KafkaAdmin:
             existing = await self._existing([spec.name for spec in topics])
         return [plan_topic(spec, existing.get(spec.name), 1, min_insync) for spec in topics]
 
-    async def owned(self, group: str) -> dict[TopicPartition, str]:
+    async def members(self, group: str) -> dict[str, tuple[TopicPartition, ...]]:
         """See the protocol."""
         async with deadline(self._config.request_timeout_ms, f"waiting for group {group} to settle"):
             while True:
@@ -97,7 +98,7 @@ class KafkaAdmin:
                 if not for_code(code).retriable:
                     _must_be_well(code, f"reading who owns what in group {group}")
                 if for_code(code) is NoError and state in _SETTLED:
-                    return _owners(group, members)
+                    return by_client((client_id, _owned(group, assignment)) for _, client_id, _, _, assignment, *_ in members)
                 await asyncio.sleep(LOOK_S)
 
     async def trim(self, before: Mapping[TopicPartition, int]) -> None:
@@ -226,15 +227,11 @@ def _is_led(partitions: Sequence[Any]) -> bool:
     return bool(partitions) and all(partition["leader"] >= 0 for partition in partitions)
 
 
-def _owners(group: str, members: Iterable[Any]) -> dict[TopicPartition, str]:
-    owners: dict[TopicPartition, str] = {}
-    for _, client_id, _, _, assignment, *_ in members:
-        if not assignment:
-            message = f"this broker does not tell what the members of group {group} own"
-            raise TransportError(message)
-        for tp in ConsumerProtocol.ASSIGNMENT.decode(assignment).partitions():
-            owners[TopicPartition(*tp)] = client_id
-    return owners
+def _owned(group: str, assignment: bytes) -> list[TopicPartition]:
+    if not assignment:
+        message = f"this broker does not tell what the members of group {group} own"
+        raise TransportError(message)
+    return [TopicPartition(*tp) for tp in ConsumerProtocol.ASSIGNMENT.decode(assignment).partitions()]
 
 
 def _must_be_well(code: int, what: str, told: str | None = None) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from broker.transport.errors import TransportError
+from broker.transport.members import by_client
 from broker.transport.memory.process import Process
 from broker.transport.protocol import TopicPartition
 from broker.transport.topic_plan import Existing, TopicPlan, plan_topic
@@ -50,12 +51,12 @@ class MemoryAdmin:
 
         return await self._process.call("compare", ",".join(spec.name for spec in topics), look)
 
-    async def owned(self, group: str) -> dict[TopicPartition, str]:
+    async def members(self, group: str) -> dict[str, tuple[TopicPartition, ...]]:
         """See the protocol."""
         found = self._cluster.group(group)
 
-        def read() -> dict[TopicPartition, str]:
-            return {tp: member.client_id for member in found.members.values() for tp in member.partitions}
+        def read() -> dict[str, tuple[TopicPartition, ...]]:
+            return by_client((member.client_id, member.partitions) for member in found.members.values())
 
         limit_s = self._cluster.config.request_timeout_ms / 1000
         try:
@@ -64,7 +65,7 @@ class MemoryAdmin:
         except TimeoutError:
             message = f"group {group} was rebalancing for {limit_s:g} s"
             raise TransportError(message) from None
-        return await self._process.call("owned", group, read)
+        return await self._process.call("members", group, read)
 
     async def trim(self, before: Mapping[TopicPartition, int]) -> None:
         """See the protocol."""

@@ -25,7 +25,7 @@ class Step(NamedTuple):
     Attributes:
         moment: Whether the operation is about to take effect or just did.
         operation: `poll`, `committed`, `commit`, `heartbeat`, `bounds`, `join`, `leave`, `init`, `produce`, `offsets`,
-            `end`, `send`, `check`, `partitions`, `ensure`, `owned` or `trim`.
+            `end`, `send`, `check`, `partitions`, `ensure`, `members` or `trim`.
         process: The name of the transport it comes from.
         subject: The topic, partition, group or transactional id concerned, as text.
     """
