@@ -1,4 +1,4 @@
-"""The requests of a chaos run: a plain producer that knows what was acknowledged, and a plain reader of results."""
+"""The requests of a chaos run: a plain producer that knows what was acknowledged."""
 
 import asyncio
 import json
@@ -6,9 +6,9 @@ import random
 import time
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
-from cells import partitions, request
+from raw import request
 
 REQUEST_MS = 60_000  # longer than the broker is ever away: then the library tries again by itself
 CLOSE_S = 5.0
@@ -95,39 +95,3 @@ class Load:
                 await asyncio.wait_for(producer.stop(), CLOSE_S)
             except (KafkaError, OSError, TimeoutError):
                 self._failed = True
-
-
-class Watch:
-    """Notes when each result could first be read. For times only: the counting is done anew at the end."""
-
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self._bootstrap, self._topic = bootstrap, topic
-        self._positions: dict[TopicPartition, int] = {}
-        self.seen: dict[str, float] = {}
-
-    async def run(self) -> None:
-        """Read until cancelled, with a new consumer whenever one fails."""
-        while True:
-            try:
-                await self._read()
-            except (KafkaError, OSError):
-                await asyncio.sleep(AGAIN_S)
-
-    async def _read(self) -> None:
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=self._bootstrap, isolation_level="read_committed", enable_auto_commit=False, fetch_max_wait_ms=50
-        )
-        await consumer.start()
-        try:
-            tps = [TopicPartition(self._topic, number) for number in await partitions(consumer, self._topic)]
-            consumer.assign(tps)
-            for tp in tps:
-                consumer.seek(tp, self._positions.get(tp, 0))
-            while True:
-                for tp, records in (await consumer.getmany(timeout_ms=200)).items():
-                    now = time.monotonic()
-                    for record in records:
-                        self.seen.setdefault(record.key.decode(), now)
-                    self._positions[tp] = records[-1].offset + 1
-        finally:
-            await consumer.stop()

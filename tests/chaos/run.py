@@ -29,8 +29,9 @@ import click
 from cells import Cell, until
 from count import Outcome, count, recoveries, table
 from faults import Actors, Faults
-from load import Load, Watch
+from load import Load
 from plan import DISPATCHERS, WORKERS, plan
+from raw import Watch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
