@@ -39,13 +39,14 @@ async def read_all(bootstrap: str, topic: str, isolation: str = COMMITTED, limit
     Raises:
         TimeoutError: The end cannot be reached: a transaction is open, or the broker does not answer.
     """
-    consumer = _consumer(bootstrap, isolation)
+    consumer, whole = _consumer(bootstrap, isolation), _consumer(bootstrap, UNCOMMITTED)
     await consumer.start()
+    await whole.start()
     try:
         async with asyncio.timeout(limit_s):
             tps = await _assigned(consumer, topic)
             await consumer.seek_to_beginning(*tps)
-            ends = await consumer.end_offsets(tps)
+            ends = await whole.end_offsets(tps)  # one that reads committed records is told where an open transaction begins
             found: list[ConsumerRecord] = []
             while True:
                 for records in (await consumer.getmany(timeout_ms=100)).values():
@@ -54,6 +55,7 @@ async def read_all(bootstrap: str, topic: str, isolation: str = COMMITTED, limit
                     return found
     finally:
         await consumer.stop()
+        await whole.stop()
 
 
 def tally(results: Iterable[dict[str, Any]]) -> Counter[str]:
@@ -62,10 +64,10 @@ def tally(results: Iterable[dict[str, Any]]) -> Counter[str]:
 
 
 class Watch:
-    """Reads results as they come and notes when each could first be read. It outlives the broker.
+    """Reads a topic as it grows and notes when each key could first be read. It outlives the broker.
 
     Attributes:
-        seen: Request -> time.monotonic() of its first result.
+        seen: Key (a request's id) -> time.monotonic() of its first record.
     """
 
     def __init__(self, bootstrap: str, topic: str, isolation: str = COMMITTED) -> None:
@@ -103,6 +105,7 @@ def _consumer(bootstrap: str, isolation: str) -> AIOKafkaConsumer:
         bootstrap_servers=bootstrap,
         isolation_level=isolation,
         enable_auto_commit=False,
+        auto_offset_reset="earliest",  # where finished records were trimmed meanwhile
         max_partition_fetch_bytes=8 << 20,
         fetch_max_wait_ms=50,
     )

@@ -1,12 +1,11 @@
 """What came of a chaos run: raw records against acknowledgements, and the table of it.
 
-*Recovery* of a fault on a dispatcher, a worker or the broker is the time from the fault until the last of the requests
-that were accepted and unanswered at that moment can be read as answered. It holds whatever else struck meanwhile, the
-wait in the queue and the run itself; so it is what a user waits at worst, not the time of a takeover alone.
-*Flow* is the time from the fault until any result can be read again.
+*Recovery* of a fault on a dispatcher, a worker or the broker is the time from the fault until both are so: every request
+that was with an engine at that moment (on its topic or running) can be read as answered, and so can one that came to an
+engine only afterwards. It holds the runs themselves and whatever else struck meanwhile; it leaves out the wait of the
+backlog behind, which tells of capacity. *Flow* is the time from the fault until any result can be read again.
 """
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -73,22 +72,24 @@ def count(accepted: Iterable[str], uncertain: set[str], results: list[dict[str, 
 
 
 def recoveries(
-    struck: list[tuple[float, Fault, str]], accepted: Mapping[str, float], seen: Mapping[str, float]
+    struck: list[tuple[float, Fault, str]], handed: Mapping[str, float], seen: Mapping[str, float]
 ) -> list[tuple[Fault, float, float]]:
-    """Give recovery and flow in seconds of each fault that found work open; see above.
+    """Give recovery and flow in seconds of each fault after which anything was left to do; see above.
 
     Args:
         struck: When, the fault, the process.
-        accepted: Request -> when it was acknowledged.
+        handed: Request -> when it could first be read on an engine's topic.
         seen: Request -> when its result could first be read.
     """
-    moments = sorted(seen.values())
     found = []
-    for at, fault, _ in struck:
-        waiting = [seen[ident] for ident, since in accepted.items() if since <= at < seen.get(ident, at)]
-        later = bisect_right(moments, at)
-        if fault.part in COUNTED and waiting:
-            found.append((fault, max(waiting) - at, moments[later] - at))
+    answered = [(handed[ident], at) for ident, at in seen.items() if ident in handed]
+    for struck_at, fault, _ in struck:
+        held = [at for since, at in answered if since <= struck_at < at]
+        fresh = [at for since, at in answered if since > struck_at]
+        flow = [at for at in seen.values() if at > struck_at]
+        if fault.part in COUNTED and flow:
+            recovered = max([*held, *([min(fresh)] if fresh else [])], default=min(flow))
+            found.append((fault, recovered - struck_at, min(flow) - struck_at))
     return found
 
 

@@ -81,12 +81,14 @@ class Run:
         requests = {"interactive": topics.requests("interactive"), "batch": topics.requests("batch")}
         self.load = Load(parts.kafka, requests, given.requests, given.seconds, given.seed)
         self.watch = Watch(parts.kafka, topics.results)
+        self.handed = Watch(parts.kafka, topics.engine("sim"))
         self._actors = Actors(cell)
         self.faults = Faults(plan(given.seed, given.faults, given.seconds), cell, self._actors, parts, show.say)
 
     async def run(self) -> Outcome:
         """Start everything, let the faults come, wait for the answers, stop everything in good order, and count."""
-        background = [asyncio.ensure_future(part) for part in (self._actors.run(), self.watch.run(), self._update())]
+        parts = (self._actors.run(), self.watch.run(), self.handed.run(), self._update())
+        background = [asyncio.ensure_future(part) for part in parts]
         try:
             await self._until_up()
             began = time.monotonic()
@@ -131,7 +133,7 @@ def report(run: Run, outcome: Outcome, seed: int) -> dict[str, Any]:
     """Print the table; give the last line."""
     console = Console(width=120, highlight=False)
     struck = run.faults.struck
-    recovered = recoveries(struck, run.load.accepted, run.watch.seen)
+    recovered = recoveries(struck, run.handed.seen, run.watch.seen)
     console.print(table(struck, recovered))
     counts = {
         "accepted": outcome.accepted,
