@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
+from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
 from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
@@ -51,9 +52,7 @@ class Active:
         self._config, self._transport, self._clock = config, transport, clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._hop = Hop(
-            transport, self._topics.dispatcher_group, self, config.dispatcher.hop, claim=False, still_owner=still_leader
-        )
+        self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
         self._classes: dict[str, ServiceClass] = {
             self._topics.requests("interactive"): "interactive",
             self._topics.requests("batch"): "batch",
@@ -103,7 +102,13 @@ class Active:
         """Everything the hop's own bounds allow."""
         return self._config.dispatcher.hop.in_flight_max
 
-    def start(self, record: Record, takeovers: int) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
+    def claim(self, record: Record, inherited: Inherited) -> None:
+        """Begin at once: what a dispatcher has in hand leaves no trace."""
+
+    def noted(self, work: Work) -> None:
+        """No notes are written here."""
+
+    def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
         service_class = self._classes.get(record.topic)
         admitted = admit(record, service_class, self._config.dispatcher.prompt_bytes_max) if service_class else readmit(record)

@@ -7,13 +7,13 @@ are harmless: each input partition's outbox fences the older one.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from redis.exceptions import RedisError
 
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
-from dispatcher.active import Active
+from dispatcher.active import Active, now_ms
 from memory_coordinator.board import Board
 from schemas.config import Config
 from schemas.topics import Topics
@@ -32,10 +32,14 @@ class DispatcherService:
         transport: The cluster.
         board: Where workers publish their status.
         name: Client id in the election.
+        clock: Unix time in milliseconds.
     """
 
-    def __init__(self, config: Config, transport: Transport, board: Board, name: str) -> None:
+    def __init__(
+        self, config: Config, transport: Transport, board: Board, name: str, *, clock: Callable[[], int] = now_ms
+    ) -> None:
         self._config, self._transport, self._board, self._name = config, transport, board, name
+        self._clock = clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._elected = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -95,7 +99,7 @@ class DispatcherService:
             term.result()  # a term that ended by itself ended by a failure
         if self._elected.is_set() and self._term is None:
             log.info("term_begins name=%s", self._name)
-            self._active = Active(self._config, self._transport, self._still_leader)
+            self._active = Active(self._config, self._transport, self._still_leader, self._clock)
             self._term = asyncio.ensure_future(self._active.run())
         elif not self._elected.is_set() and self._term is not None:
             await self._end_term()

@@ -6,9 +6,11 @@ knows no time but its loop's, so it runs under a virtual loop as well. A token o
 
 import asyncio
 import heapq
+import os
+import signal
 import struct
 import zlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from itertools import count
 from typing import Annotated
 
@@ -48,6 +50,8 @@ class SimOptions(Struct, frozen=True):
         answer_tokens: Tokens after which it ends by itself; 0: only at the request's limit.
         fail_every: Each so many-th request fails with `internal`, in mid-stream where it has a middle; 0: none.
         die_after_requests: The backend dies while it serves that request; 0: never.
+        kill_on: A request whose prompt holds this text kills the whole worker process at its first token; empty: none does.
+        hang_on: A request whose prompt holds this text never gets a second piece; empty: none does.
     """
 
     start_ms: Milliseconds = 0.0
@@ -62,6 +66,8 @@ class SimOptions(Struct, frozen=True):
     answer_tokens: Annotated[int, Meta(ge=0)] = 0
     fail_every: Annotated[int, Meta(ge=0)] = 0
     die_after_requests: Annotated[int, Meta(ge=0)] = 0
+    kill_on: str = ""
+    hang_on: str = ""
 
 
 class _Run:
@@ -76,7 +82,7 @@ class _Run:
         self.step_tokens = 1
         self.due = 0.0
         self.is_running = False
-        self.is_aborted = False
+        self.is_aborted = self.kills = self.hangs = False
         self.waiter: asyncio.Future[None] | None = None
         self._bytes = Utf8Text()
         self._stop = StopText(stops)
@@ -111,12 +117,16 @@ class _Run:
 class SimEngine:
     """An engine without a model. See `engine.Engine` for the contract.
 
+    Args:
+        config: The engine's configuration.
+        kill: Ends the worker's process, for `kill_on`.
+
     Raises:
         ConfigError: An option is unknown or out of bounds.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
+    def __init__(self, config: EngineConfig, kill: Callable[[], None] | None = None) -> None:
+        self._config, self._kill = config, kill or kill_process
         self._options = parse_options(SimOptions, config.options)
         self._runs: Runs[_Run] = Runs()
         self._waiting: list[tuple[int, int, _Run]] = []
@@ -139,6 +149,8 @@ class SimEngine:
         room = output_room(prompt_tokens, request.max_output_tokens, self._options.max_context)
         key = zlib.crc32(prompt) ^ (seed << 32 if request.sampling.temperature > 0 else 0)
         state = _Run(next(self._numbers), prompt_tokens, room, key, request.sampling.stop)
+        state.kills = _holds(prompt, self._options.kill_on)
+        state.hangs = _holds(prompt, self._options.hang_on)
         self._runs.add(run, state)
         try:
             await self._enter(state, priority)
@@ -238,7 +250,7 @@ class SimEngine:
     async def _step(self, state: _Run) -> Piece:
         options = self._options
         if not state.is_aborted:
-            await self._sleep(state, state.due)
+            await self._sleep(state, None if state.hangs and state.output_tokens else state.due)
         if state.is_aborted:
             return Piece([], "", "abort", state.usage)
         answer = min(state.room, options.answer_tokens or state.room)
@@ -276,6 +288,8 @@ class SimEngine:
         self._runs.check_alive()
 
     def _inject(self, state: _Run, *, is_first: bool, is_last: bool) -> None:
+        if state.kills:
+            self._kill()
         every = self._options.fail_every
         if every and state.number % every == 0 and (is_last or not is_first):
             message = f"request {state.number} was told to fail"
@@ -283,6 +297,15 @@ class SimEngine:
         if state.number == self._options.die_after_requests:
             self.kill(f"it was told to die at request {state.number}")
             self._runs.check_alive()
+
+
+def kill_process() -> None:
+    """End this process at once, as a crash below Python does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _holds(prompt: bytes, text: str) -> bool:
+    return bool(text) and text.encode() in prompt
 
 
 def _rendered(request: InferenceRequest) -> bytes:

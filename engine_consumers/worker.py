@@ -7,28 +7,33 @@ what becomes of a failed one, and each ends by exactly one `finish`, unless its 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
+from msgspec import structs
 from redis.exceptions import RedisError
 
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
+from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition, Transport
+from broker.transport.suspicion import ALONE_FROM, crashes_of, note_of
 from engine_consumers.chunks import ChunkPublisher
-from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Order, Run, Taken, order
-from engine_consumers.core.outcome import Retry, Runner, after_failure
+from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
+from engine_consumers.core.outcome import Runner
+from engine_consumers.endings import Endings, poison
 from engine_consumers.engine import Engine
 from engine_consumers.errors import EngineError
 from engine_consumers.generation import Generation
+from engine_consumers.job import Job
 from memory_coordinator.board import Board
 from schemas import codecs, headers, ids
 from schemas.config import Config
 from schemas.errors import ErrorCode, InvalidMessage
-from schemas.messages import EngineStatus, Envelope, ErrorInfo, InferenceRequest, InferenceResult, RouteAttempt, run_id
+from schemas.messages import EngineStatus, ErrorInfo, run_id
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.worker")
@@ -37,24 +42,15 @@ NEVER_MS = 1 << 62
 STATUS_GAP_S = 0.02  # between two snapshots, however much happens
 READ_AHEAD = 2  # times the slots: what is read and may be reordered
 DEAD_DRAIN_MS = 5_000
+CLOSE_S = 10.0
+WATCH_S = 0.25
+LATE_S = 4 * WATCH_S  # after which it was this process that stood still, not its runs
+EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed", "deadline")
 
 
 def now_ms() -> int:
     """Unix time."""
     return time.time_ns() // 1_000_000
-
-
-class _Job(Struct):
-    """A request in hand."""
-
-    ticket: int
-    work: Work
-    record: Record
-    envelope: Envelope
-    request: InferenceRequest
-    run: str
-    order: Order
-    task: asyncio.Task[None] | None = None
 
 
 class Worker:
@@ -85,11 +81,11 @@ class Worker:
         self._spec, self._clock = config.engines[name], clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._runner = Runner(name, config.pool(name), worker, clock())
-        self._outputs = Outputs(self._topics, config.topics.result_partitions, config.kafka.record_bytes_max)
-        self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop, claim=True)
+        self._use(config.topics.result_partitions)
+        self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop)
         self._lifecycle = Lifecycle(self._spec.slots)
-        self._jobs: dict[Work, _Job] = {}  # in hand
-        self._tickets: dict[int, _Job] = {}  # in hand, or aborting
+        self._jobs: dict[Work, Job] = {}  # in hand
+        self._tickets: dict[int, Job] = {}  # in hand, or aborting
         self._taken = 0
         self._chunks: ChunkPublisher | None = None
         self._changed = asyncio.Event()
@@ -108,8 +104,10 @@ class Worker:
         try:
             await self._learn_partitions()
             self._chunks = ChunkPublisher(producer, self._topics.streams, self._config.worker)
-            await self._hop.subscribe(self._topics.engine(self._runner.pool), self._runner.worker)
-            background = [asyncio.ensure_future(t) for t in (self._chunks.run(), self._publish_status(), self._watch_engine())]
+            client_id = f"{self._runner.worker}@{self._runner.epoch}"  # a worker that comes back is another one
+            await self._hop.subscribe(self._topics.engine(self._runner.pool), client_id)
+            loops = (self._chunks.run(), self._publish_status(), self._watch_engine(), self._watch_runs())
+            background = [asyncio.ensure_future(loop) for loop in loops]
             log.info("worker_up engine=%s worker=%s", self._name, self._runner.worker)
             await self._hop.run()
         finally:
@@ -127,8 +125,16 @@ class Worker:
         """A little more than the slots, so that what is read can be put in order."""
         return READ_AHEAD * self._spec.slots - len(self._jobs)
 
-    def start(self, record: Record, takeovers: int) -> None:
-        """Put a record in line for a slot, or end it at once where it cannot be read."""
+    def claim(self, record: Record, inherited: Inherited) -> int | None:
+        """Keep the count of its crashes in the ledger, so that one more is told from a first one."""
+        try:
+            carried = codecs.decode_envelope(headers.get(record.headers, headers.ENVELOPE)).crashes
+        except InvalidMessage:
+            return None
+        return note_of(crashes_of(carried, inherited), alone=False)
+
+    def start(self, record: Record, inherited: Inherited) -> None:
+        """Put a record in line for a slot, or end it at once where it cannot be read or must not run again."""
         work = (TopicPartition(record.topic, record.partition), record.offset)
         try:
             envelope = codecs.decode_envelope(headers.get(record.headers, headers.ENVELOPE))
@@ -140,9 +146,15 @@ class Worker:
         deadline_ms = int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS
         rank = order(envelope.service_class, deadline_ms, envelope.received_at_ms)
         self._taken += 1
-        job = _Job(self._taken, work, record, envelope, request, run_id(envelope.hop, takeovers), rank)
+        crashes = crashes_of(envelope.crashes, inherited)
+        envelope = structs.replace(envelope, crashes=crashes)
+        job = Job(self._taken, work, record, envelope, request, run_id(envelope.hop, inherited.takeovers), rank)
+        if crashes >= self._config.worker.poison_crashes:
+            log.error("request_poison id=%s crashes=%d", envelope.id, crashes)
+            self._hop.finish(work, self._endings.failed(job, poison(crashes)))
+            return
         self._jobs[work] = self._tickets[job.ticket] = job
-        self._do(self._lifecycle.handle(Taken(job.ticket, rank)))
+        self._do(self._lifecycle.handle(Taken(job.ticket, rank, alone=crashes >= ALONE_FROM)))
 
     def flush(self) -> None:
         """Nothing waits for the end of a batch here."""
@@ -151,9 +163,13 @@ class Worker:
         """Its partition went to somebody else: stop its run."""
         job = self._jobs.pop(work, None)
         if job is not None:
-            self._do(self._lifecycle.handle(Dropped(job.ticket)))
-            if job.task is None:
-                del self._tickets[job.ticket]
+            self._withdraw(job)
+
+    def noted(self, work: Work) -> None:
+        """It is on record that a suspect runs alone: it may begin."""
+        job = self._jobs.get(work)
+        if job is not None and job.task is None:
+            self._launch(job)
 
     def committed(self, work: Work, places: Sequence[Place]) -> None:  # noqa: ARG002 - all that counts is that it is over
         """A result is durable."""
@@ -164,37 +180,78 @@ class Worker:
     def _do(self, effects: Sequence[Run | Abort]) -> None:
         for effect in effects:
             job = self._tickets[effect.ticket]
-            if isinstance(effect, Run):
-                job.task = asyncio.ensure_future(self._serve(job))
-                job.task.add_done_callback(lambda _, ticket=job.ticket: self._ended(ticket))  # type: ignore[misc]
-            elif job.task is not None:
-                job.task.cancel()
+            if isinstance(effect, Abort):
+                if job.task is None:
+                    self._ended(effect.ticket)
+                else:
+                    job.task.cancel()
+            elif effect.alone:
+                log.warning("suspect_alone id=%s crashes=%d", job.envelope.id, job.envelope.crashes)
+                job.alone = True
+                self._hop.note(job.work, note_of(job.envelope.crashes, alone=True))
+            else:
+                self._launch(job)
         self._changed.set()
+
+    def _launch(self, job: Job) -> None:
+        job.moved_s = asyncio.get_running_loop().time()
+        job.task = asyncio.ensure_future(self._serve(job))
+        job.task.add_done_callback(lambda _: self._ended(job.ticket))
+
+    def _withdraw(self, job: Job) -> None:
+        """Take a request that is not in hand any more out of its slot or its line."""
+        effects = self._lifecycle.handle(Dropped(job.ticket))
+        if Abort(job.ticket) not in effects:
+            del self._tickets[job.ticket]
+        self._do(effects)
+
+    def _end(self, job: Job, error: ErrorInfo) -> None:
+        """End a request from outside, whether it waits or runs."""
+        if job.task is None:
+            del self._jobs[job.work]
+            self._withdraw(job)
+            self._hop.finish(job.work, self._endings.failed(job, error))
+        elif job.verdict is None:
+            job.verdict = error
+            job.task.cancel()
+            limit_s = self._config.worker.abort_timeout_ms / 1000
+            asyncio.get_running_loop().call_later(limit_s, self._check_ended, job.ticket)
 
     def _ended(self, ticket: int) -> None:
         del self._tickets[ticket]
         self._do(self._lifecycle.handle(Ended(ticket)))
 
-    async def _serve(self, job: _Job) -> None:
+    async def _serve(self, job: Job) -> None:
         """Run one request to its end."""
         generation = Generation(job.envelope.received_at_ms, self._clock)
         try:
             if job.order.deadline_ms <= self._clock():
-                expired = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited for a slot", "deadline")
-                outputs = self._failed(job, expired, generation)
+                outputs = self._failed(job, EXPIRED, generation)
             else:
                 await self._generate(job, generation)
-                outputs = self._completed(job, generation)
+                outputs = self._endings.completed(job, generation)
+        except asyncio.CancelledError:
+            if job.verdict is None:
+                raise
+            outputs = self._failed(job, job.verdict, generation)
         except EngineError as error:
             outputs = self._failed(job, ErrorInfo(error.code, error.message, error.param), generation)
         except Exception as error:  # the engine's fault, whatever it is, must not end the worker
             log.exception("run_failed id=%s run=%s", job.envelope.id, job.run)
             outputs = self._failed(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"), generation)
+        self._finish(job, outputs)
+
+    def _finish(self, job: Job, outputs: list[Outgoing]) -> None:
         if self._jobs.get(job.work) is job:
             del self._jobs[job.work]
             self._hop.finish(job.work, outputs)
 
-    async def _generate(self, job: _Job, generation: Generation) -> None:
+    def _failed(self, job: Job, error: ErrorInfo, generation: Generation | None) -> list[Outgoing]:
+        log.info("run_failed id=%s run=%s code=%s reason=%s", job.envelope.id, job.run, error.code.value, error.message)
+        crashed = error.code is ErrorCode.UNHEALTHY and job.entered
+        return self._endings.failed(job, error, generation, crashed=crashed)
+
+    async def _generate(self, job: Job, generation: Generation) -> None:
         request, envelope = job.request, job.envelope
         seed = request.sampling.seed if request.sampling.seed is not None else ids.derived_seed(envelope.id)
         stream = None
@@ -204,60 +261,15 @@ class Worker:
             stream = self._chunks.open(envelope.id, job.run, content_type, partition)
         name = f"{job.record.partition}.{job.record.offset}.{job.run}"  # two records may have one id
         pieces = self._engine.generate(request, name, seed, job.order.class_rank)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(setattr, job, "entered", True)  # noqa: FBT003 - a refusal comes before that, the death of an engine after
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 generation.add(piece)
                 if stream is not None:
+                    job.moved_s = math.inf
                     await stream.add(piece.token_ids, piece.text, piece.finish_reason)
-
-    def _completed(self, job: _Job, generation: Generation) -> list[Outgoing]:
-        attempt = RouteAttempt(self._runner.pool, self._runner.worker, "completed")
-        result = self._result(job, generation, [*job.envelope.route, attempt])
-        outputs = self._outputs.result(result, job.record.headers)
-        if all(self._outputs.fits(output) for output in outputs):
-            return outputs
-        message = f"the result is larger than a record may be ({self._config.kafka.record_bytes_max} bytes)"
-        return self._failed(job, ErrorInfo(ErrorCode.INVALID_REQUEST, message, "max_output_tokens"), generation)
-
-    def _failed(self, job: _Job, error: ErrorInfo, generation: Generation) -> list[Outgoing]:
-        verdict = after_failure(job.envelope, error, self._runner, self._config.dispatcher, self._clock())
-        log.info("run_failed id=%s run=%s code=%s reason=%s", job.envelope.id, job.run, error.code.value, error.message)
-        record = job.record
-        if isinstance(verdict, Retry):
-            return [self._outputs.retry(verdict.envelope, record.value or b"", record.headers)]
-        result = InferenceResult(
-            request_id=job.envelope.id,
-            status=verdict.status,
-            tenant=job.envelope.tenant,
-            model=self._spec.model,
-            engine=self._name,
-            worker=self._runner.worker,
-            run_id=job.run,
-            timing=generation.timing(),
-            route=verdict.route,
-            error=verdict.error,
-            metadata=job.request.metadata,
-        )
-        dead = [self._outputs.dead_letter(record, verdict.error)] if verdict.dead_letter else []
-        return [*self._outputs.result(result, record.headers), *dead]
-
-    def _result(self, job: _Job, generation: Generation, route: list[RouteAttempt]) -> InferenceResult:
-        return InferenceResult(
-            request_id=job.envelope.id,
-            status="completed",
-            tenant=job.envelope.tenant,
-            model=self._spec.model,
-            engine=self._name,
-            worker=self._runner.worker,
-            run_id=job.run,
-            output_text=generation.text,
-            output_tokens=generation.token_ids,
-            finish_reason=generation.finish_reason,
-            usage=generation.usage,
-            timing=generation.timing(),
-            route=route,
-            metadata=job.request.metadata,
-        )
+                job.moved_s = loop.time()
 
     # -- background --------------------------------------------------------------------------------------------------------
 
@@ -271,7 +283,11 @@ class Worker:
         if not count:
             message = f"topic {self._topics.results} does not exist: make it with `forebay topics ensure`"
             raise TransportError(message)
-        self._outputs = Outputs(self._topics, count, self._config.kafka.record_bytes_max)
+        self._use(count)
+
+    def _use(self, result_partitions: int) -> None:
+        self._outputs = Outputs(self._topics, result_partitions, self._config.kafka.record_bytes_max)
+        self._endings = Endings(self._config, self._name, self._runner, self._outputs, self._clock)
 
     async def _publish_status(self) -> None:
         """Write a snapshot when something changed, and with each heartbeat."""
@@ -322,11 +338,44 @@ class Worker:
         self.engine_died = True
         self._hop.stop(DEAD_DRAIN_MS)
 
+    async def _watch_runs(self) -> None:
+        """End what runs past its deadline, and what gives nothing any more."""
+        loop, stall_s = asyncio.get_running_loop(), self._config.worker.stall_timeout_ms / 1000
+        looked_s = loop.time()
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s, now = loop.time(), self._clock()
+            if now_s - looked_s > LATE_S:
+                for job in self._jobs.values():
+                    job.moved_s = max(job.moved_s, now_s)
+            looked_s = now_s
+            for job in list(self._jobs.values()):
+                if job.order.deadline_ms <= now:
+                    self._end(job, EXPIRED)
+                elif job.task is not None and now_s - job.moved_s > stall_s:
+                    message = f"no progress for {self._config.worker.stall_timeout_ms} ms (worker.stall_timeout_ms)"
+                    self._end(job, ErrorInfo(ErrorCode.TIMEOUT, message))
+
+    def _check_ended(self, ticket: int) -> None:
+        """An engine that does not let go of a run hangs: hand back what it has, and end the process."""
+        if ticket not in self._tickets or self.engine_died:
+            return
+        log.critical("engine_hangs engine=%s worker=%s", self._name, self._runner.worker)
+        self.engine_died = True
+        hangs = ErrorInfo(ErrorCode.UNHEALTHY, "the engine does not let go of a run it was told to end")
+        for job in [job for job in self._jobs.values() if job.task is not None]:
+            self._finish(job, self._failed(job, job.verdict or hangs, None))
+        self._hop.stop(DEAD_DRAIN_MS)
+
     async def _let_go(self, background: Sequence[asyncio.Task[None]], producer: Producer) -> None:
         tasks = [*background, *(job.task for job in self._tickets.values() if job.task is not None)]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            ended, _ = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in ended:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    log.error("task_failed task=%s error=%r", task.get_name(), error)
         with contextlib.suppress(RedisError, OSError):
             await self._board.remove(self._runner.pool, self._runner.worker)
         await producer.close()

@@ -108,6 +108,9 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     chunk_ms: Positive = 25
     chunk_bytes_max: Positive = 4_096
     drain_ms: Positive = 20_000
+    stall_timeout_ms: Positive = 120_000  # a run that gives nothing for so long is ended and tried again
+    abort_timeout_ms: Positive = 10_000  # an engine that does not let go of a run for so long hangs, and is started anew
+    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 3  # of the worker or its engine; the last while it ran alone
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):

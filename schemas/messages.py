@@ -216,6 +216,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
         not_before_ms: Unix time before which a retry must not be dispatched.
         excluded: Engine -> epoch in which it handed the request back.
         route: The attempts so far.
+        crashes: How often it was in hand when a worker or its engine died.
     """
 
     id: str
@@ -228,6 +229,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
     not_before_ms: int = 0
     excluded: dict[str, int] = field(default_factory=dict)
     route: list[RouteAttempt] = field(default_factory=list)
+    crashes: int = 0
 
 
 JsonObject = dict[str, Any]

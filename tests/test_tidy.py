@@ -25,7 +25,11 @@ IMPURE = {
     "threading",
     "time",
 }
-PURE_FILES = ("broker/transport/ledger.py", "memory_coordinator/model.py")  # besides every folder named `core`
+PURE_FILES = (
+    "broker/transport/ledger.py",
+    "broker/transport/suspicion.py",
+    "memory_coordinator/model.py",
+)  # besides every folder named `core`
 UNWRITTEN = (
     "pypi" + ".org",
     "python" + "hosted",

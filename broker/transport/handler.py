@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from broker.transport.ledger import Inherited
 from broker.transport.protocol import Record, TopicPartition
 
 Work = tuple[TopicPartition, int]  # a record in hand: its partition and offset
@@ -15,8 +16,14 @@ class Handler(Protocol):
     def room(self) -> int:
         """How many more records may be taken in now."""
 
-    def start(self, record: Record, takeovers: int) -> None:
-        """Begin work on a record; `takeovers` counts its earlier, unfinished runs."""
+    def claim(self, record: Record, inherited: Inherited) -> int | None:
+        """Give the note to be in the ledger before work on a record begins; None where it may begin at once."""
+
+    def start(self, record: Record, inherited: Inherited) -> None:
+        """Begin work on a record; told what is known of it from before."""
+
+    def noted(self, work: Work) -> None:
+        """A note given to `Hop.note` is durable."""
 
     def flush(self) -> None:
         """A batch of `start` calls is over."""

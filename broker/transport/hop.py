@@ -14,13 +14,15 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.handler import Handler, Work
+from broker.transport.ledger import NOBODY, tag
 from broker.transport.part import Part
-from broker.transport.protocol import Consumer, Membership, Outgoing, TopicPartition, Transport
+from broker.transport.protocol import Admin, Consumer, Membership, Outgoing, TopicPartition, Transport
 from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
 
 POLL_MS = 20
+IDLE_POLL_MS = 100  # where every partition is asked for, nothing but a record can make a difference
 PAUSE_S = 0.05
 
 
@@ -32,7 +34,6 @@ class Hop:
         group: Whose committed positions are kept, and the first part of each transactional id.
         handler: What is done with the records.
         config: Bounds.
-        claim: Whether a record is written into the ledger before its work begins, so that a crash is counted.
         still_owner: Asked after a failed commit, for partitions assigned by hand; a group is asked itself.
     """
 
@@ -43,10 +44,9 @@ class Hop:
         handler: Handler,
         config: HopConfig,
         *,
-        claim: bool,
         still_owner: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
-        self.transport, self.group, self.handler, self.config, self.claim = transport, group, handler, config, claim
+        self.transport, self.group, self.handler, self.config = transport, group, handler, config
         self._still_owner = still_owner
         self._parts: dict[TopicPartition, Part] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -55,13 +55,21 @@ class Hop:
         self._stopping = asyncio.Event()
         self._by_hand = False
         self._drain_s = 0.0
+        self._admin: Admin | None = None
+        self.owner = NOBODY
         self.held_bytes = 0
         self.failure: Exception | None = None
 
     # -- what the service calls ---------------------------------------------------------------------------------
 
     async def subscribe(self, topic: str, client_id: str) -> None:
-        """Join the group on a topic; its assignments come by themselves."""
+        """Join the group on a topic; its assignments come by themselves.
+
+        Args:
+            topic: What to read.
+            client_id: Never used before: by it others tell whether this process is still there.
+        """
+        self.owner = tag(client_id)
         self._consumer = await self.transport.subscribe([topic], self.group, self, client_id)
 
     async def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -77,6 +85,12 @@ class Hop:
         part = self._parts.get(work[0])
         if part is not None:
             part.finish(work[1], outputs)
+
+    def note(self, work: Work, note: int) -> None:
+        """Write a note beside a record in work; `Handler.noted` is called once it is durable."""
+        part = self._parts.get(work[0])
+        if part is not None:
+            part.note(work[1], note)
 
     def stop(self, drain_ms: int = 0) -> None:
         """Take nothing in any more, let work finish for `drain_ms`, commit, drop the rest and leave; `run` then returns."""
@@ -148,6 +162,16 @@ class Hop:
             return self._still_owner is None or await self._still_owner()
         return await self.consumer.still_member()
 
+    async def is_alive(self, owner: int) -> bool:
+        """Whether a member of the group has this tag; also where nobody can tell."""
+        try:
+            self._admin = self._admin or await self.transport.admin()
+            members = await self._admin.members(self.group)
+        except (TransportError, TimeoutError, OSError) as error:
+            log.warning("members_unknown group=%s error=%s", self.group, error)
+            return True
+        return owner in map(tag, members)
+
     def freed(self) -> None:
         """A record was let go, so there may be room."""
         self._freed.set()
@@ -167,9 +191,10 @@ class Hop:
         )
         ready = [tp for tp, part in self._parts.items() if part.wants_records and (room > 0 or part.is_catching_up)]
         catching_up = room <= 0 and bool(ready)
+        is_idle = len(ready) == len(self._parts)
         self._freed.clear()
         try:
-            records = await self.consumer.poll(ready, max(room, 1), POLL_MS)
+            records = await self.consumer.poll(ready, max(room, 1), IDLE_POLL_MS if is_idle else POLL_MS)
         except OffsetGone as error:
             self.fail(error)
             return
@@ -220,6 +245,8 @@ class Hop:
         self._parts.clear()
         if self._consumer is not None:
             await self._consumer.close()
+        if self._admin is not None:
+            await self._admin.close()
 
 
 def _short(partitions: Sequence[TopicPartition]) -> str:

@@ -11,12 +11,12 @@ Assignment, return after a rebalance, fencing and a commit of unknown outcome al
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
-from broker.transport.handler import Handler
-from broker.transport.ledger import Ledger
+from broker.transport.handler import Handler, Place
+from broker.transport.ledger import NOBODY, Inherited, Ledger
 from broker.transport.protocol import Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
 from schemas.config import HopConfig
 
@@ -35,8 +35,8 @@ class Owner(Protocol):
     group: str
     handler: Handler
     config: HopConfig
-    claim: bool
     held_bytes: int
+    owner: int
 
     @property
     def consumer(self) -> Consumer:
@@ -44,6 +44,9 @@ class Owner(Protocol):
 
     async def still_owner(self) -> bool:
         """Ask whoever knows whether our partitions are still ours."""
+
+    async def is_alive(self, owner: int) -> bool:
+        """Whether a member of the group has this tag; also where nobody can tell."""
 
     def freed(self) -> None:
         """A record was let go, so there may be room."""
@@ -63,7 +66,8 @@ class Part:
         self._ledger: Ledger | None = None
         self._outbox: Outbox | None = None
         self._ahead: deque[Record] = deque()  # read, not yet in the ledger
-        self._claims: dict[int, tuple[Record, int]] = {}  # in the ledger, to be started once that is committed
+        self._claims: dict[int, tuple[Record, Inherited]] = {}  # in the ledger, to be started once that is committed
+        self._notes: dict[int, int] = {}  # of work that runs, not committed yet
         self._running: dict[int, int] = {}  # offset -> bytes held
         self._ready: dict[int, tuple[int, list[Outgoing]]] = {}  # offset -> bytes held, outputs; finished, not committed
         self._membership: Membership | None = None
@@ -134,7 +138,7 @@ class Part:
         if ledger is None or self._lost or self._retake:
             return False
         hop, ahead, running, ready = self._hop, self._ahead, self._running, self._ready
-        start, unfinished_max = hop.handler.start, hop.config.unfinished_max
+        claim, start, unfinished_max = hop.handler.claim, hop.handler.start, hop.config.unfinished_max
         while ahead:
             record = ahead[0]
             offset = record.offset
@@ -147,18 +151,21 @@ class Part:
                 break
             ahead.popleft()
             moved = True
-            takeovers = ledger.admit(offset)
-            if takeovers is None or offset in running:
+            inherited = ledger.admit(offset)
+            if inherited is None or offset in running:
                 hop.held_bytes -= _bytes_of(record)
+                if offset in self._notes:
+                    self._write_note(offset, self._notes[offset])
             elif offset in ready:
                 hop.held_bytes -= _bytes_of(record)
                 self._wake.set()
-            elif hop.claim:
-                self._claims[offset] = record, takeovers
+            elif (note := claim(record, inherited)) is not None:
+                ledger.note(offset, note)
+                self._claims[offset] = record, inherited
                 self._wake.set()
             else:
                 running[offset] = _bytes_of(record)
-                start(record, takeovers)
+                start(record, inherited)
         return moved
 
     def finish(self, offset: int, outputs: Sequence[Outgoing]) -> None:
@@ -166,8 +173,20 @@ class Part:
         held = self._running.pop(offset, None)
         if held is None:
             return  # dropped meanwhile
+        self._notes.pop(offset, None)
         self._ready[offset] = held, list(outputs)
         self._wake.set()
+
+    def note(self, offset: int, note: int) -> None:
+        """Write a note beside a record that is in work; the handler is told once it is durable."""
+        if offset in self._running:
+            self._notes[offset] = note
+            self._write_note(offset, note)
+
+    def _write_note(self, offset: int, note: int) -> None:
+        if self._ledger is not None and self._ledger.is_open(offset):  # else once it was read again
+            self._ledger.note(offset, note)
+            self._wake.set()
 
     # -- its task ------------------------------------------------------------------------------------------------
 
@@ -198,9 +217,9 @@ class Part:
             while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
                 pass
         if self._lost and not self._retake:
-            self._claims.clear()
-            while await self._commit(LAST_COMMIT_S):  # harmless where somebody took over: it is fenced
-                pass
+            self._forget_unstarted()
+            while await self._commit(LAST_COMMIT_S, let_go=True) and self._committable():
+                pass  # harmless where somebody took over: it is fenced
 
     async def _after_fault(self, error: Exception) -> None:
         """Before a new outbox fences anybody, make sure that the partition is still ours."""
@@ -232,12 +251,17 @@ class Part:
             raise OffsetGone(message)
         if self._lost or self._retake:
             return
-        ledger = Ledger(committed, first)
+        ledger = Ledger(committed, first, hop.owner)
+        if ledger.claimer not in {NOBODY, hop.owner}:
+            ledger.crashed = not await hop.is_alive(ledger.claimer)
+            if self._lost or self._retake:
+                return
         for offset in [o for o in self._ready if ledger.is_finished(o)]:
             hop.held_bytes -= self._ready.pop(offset)[0]
             hop.handler.committed((self._tp, offset), ())  # the answer was lost, not the commit
         for offset in [o for o in self._running if ledger.is_finished(o)]:
             hop.held_bytes -= self._running.pop(offset)
+            self._notes.pop(offset, None)
             hop.handler.drop((self._tp, offset))
         self._kept_top = max([*self._ready, *self._running], default=-1)
         log.info(
@@ -252,14 +276,14 @@ class Part:
         self._wake.set()
         hop.freed()
 
-    async def _commit(self, limit_s: float) -> bool:
-        """Commit whatever is finished, with the claims that wait; False where there is nothing to commit."""
+    async def _commit(self, limit_s: float, *, let_go: bool = False) -> bool:
+        """Commit whatever is finished, with the claims and notes that wait; False where there is nothing to commit."""
         ledger, outbox, hop = self._ledger, self._outbox, self._hop
         if ledger is None or outbox is None:
             return False
-        batch = {o: self._ready[o] for o in self._ready if o < ledger.position}
-        claims = self._claims
-        if not batch and not claims:
+        batch, claims = self._committable(), self._claims
+        notes = {offset: note for offset, note in self._notes.items() if ledger.is_open(offset)}
+        if not (batch or claims or notes or (let_go and ledger.holds)):
             return False
         for offset in batch:
             ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here
@@ -267,7 +291,7 @@ class Part:
         self._claims = {}
         started = False
         try:
-            places = await asyncio.wait_for(outbox.commit(outputs, ledger.snapshot()), limit_s)
+            places = await asyncio.wait_for(outbox.commit(outputs, ledger.snapshot(let_go=let_go)), limit_s)
             started = True
         except (NoSuchTopic, TooLarge) as error:
             self._leave_out(outputs[error.index] if error.index is not None else None, error)
@@ -276,18 +300,37 @@ class Part:
             if not started:
                 for record, _ in claims.values():
                     hop.held_bytes -= _bytes_of(record)
-        at = 0
+        self._committed(batch, claims, notes, places)
+        hop.pump()
+        hop.freed()
+        return True
+
+    def _committed(
+        self,
+        batch: Mapping[int, tuple[int, list[Outgoing]]],
+        claims: Mapping[int, tuple[Record, Inherited]],
+        notes: Mapping[int, int],
+        places: Sequence[Place],
+    ) -> None:
+        """What was to be durable is: tell the handler, and begin what was claimed."""
+        hop, at = self._hop, 0
         for offset, (held, records) in batch.items():
             del self._ready[offset]
             hop.held_bytes -= held
             hop.handler.committed((self._tp, offset), places[at : at + len(records)])
             at += len(records)
-        for offset, (record, takeovers) in claims.items():
+        for offset, (record, inherited) in claims.items():
             self._running[offset] = _bytes_of(record)
-            hop.handler.start(record, takeovers)
-        hop.pump()
-        hop.freed()
-        return True
+            hop.handler.start(record, inherited)
+        for offset, note in notes.items():
+            if self._notes.get(offset) == note:  # it neither ended nor was noted anew meanwhile
+                del self._notes[offset]
+                hop.handler.noted((self._tp, offset))
+
+    def _committable(self) -> dict[int, tuple[int, list[Outgoing]]]:
+        """What is finished and in the ledger: work kept over a takeover has to be read again first."""
+        position = self.admitted
+        return {offset: done for offset, done in self._ready.items() if offset < position}
 
     def _leave_out(self, output: Outgoing | None, error: TransportError) -> None:
         """Nothing was sent. Without an output that may be left out there is no way forward: that is an alarm."""
@@ -321,6 +364,7 @@ class Part:
             self._hop.held_bytes -= held
             self._hop.handler.drop((self._tp, offset))
         self._running.clear()
+        self._notes.clear()
         self._ready.clear()
         self._hop.freed()
 

@@ -1,8 +1,9 @@
 r"""Which of the requests in a worker's hands run: one machine, `handle(event) -> effects`.
 
     taken -> waiting -> running -> ended        (a slot is held only while running)
-       \________\__________\-----> dropped      (its partition went to somebody else)
+       \________\__________\-----> dropped      (its partition went to somebody else, or it was ended from outside)
 
+A suspect, which is to run alone, waits until nothing else runs; nothing begins while it waits at the head or runs.
 The order among those that wait is by class, then deadline, then age; it is also the priority passed to the engine.
 """
 
@@ -34,6 +35,7 @@ class Taken(Struct, frozen=True):
 
     ticket: Ticket
     order: Order
+    alone: bool = False
 
 
 class Ended(Struct, frozen=True):
@@ -49,9 +51,10 @@ class Dropped(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """Start the request on the engine."""
+    """Start the request on the engine; where `alone`, nothing runs beside it."""
 
     ticket: Ticket
+    alone: bool = False
 
 
 class Abort(Struct, frozen=True):
@@ -70,8 +73,9 @@ class Lifecycle:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._waiting: list[tuple[Order, Ticket]] = []
-        self._waits: set[Ticket] = set()
+        self._waits: dict[Ticket, bool] = {}  # -> whether it is to run alone
         self._running: set[Ticket] = set()
+        self._alone: Ticket | None = None
 
     @property
     def waiting(self) -> int:
@@ -88,17 +92,24 @@ class Lifecycle:
         effects: list[Run | Abort] = []
         if isinstance(event, Taken):
             heapq.heappush(self._waiting, (event.order, event.ticket))
-            self._waits.add(event.ticket)
+            self._waits[event.ticket] = event.alone
         elif isinstance(event, Ended):
             self._running.discard(event.ticket)
+            if self._alone == event.ticket:
+                self._alone = None
         elif event.ticket in self._running:
             effects.append(Abort(event.ticket))
         else:
-            self._waits.discard(event.ticket)
-        while self._waiting and len(self._running) < self._slots:
-            ticket = heapq.heappop(self._waiting)[1]
-            if ticket in self._waits:
-                self._waits.discard(ticket)
+            self._waits.pop(event.ticket, None)
+        while self._waiting and len(self._running) < self._slots and self._alone is None:
+            ticket = self._waiting[0][1]
+            alone = self._waits.get(ticket)
+            if alone and self._running:
+                break
+            heapq.heappop(self._waiting)
+            if alone is not None:  # else it was dropped
+                del self._waits[ticket]
                 self._running.add(ticket)
-                effects.append(Run(ticket))
+                self._alone = ticket if alone else None
+                effects.append(Run(ticket, alone))
         return effects

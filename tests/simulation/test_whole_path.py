@@ -1,109 +1,14 @@
 """The whole path under virtual time: real dispatcher and workers, the in-memory transport, the sim engine."""
 
 import asyncio
-import contextlib
 from collections import Counter
 
 import pytest
-from virtual_loop import run_virtual
+from memory_stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
 
 from broker.transport.errors import OffsetGone
-from broker.transport.memory import MemoryCluster, MemoryTransport
-from broker.transport.protocol import Outgoing, TopicPartition
-from dispatcher.service import DispatcherService
-from engine_consumers.registry import load
-from engine_consumers.worker import Worker
-from memory_coordinator import MemoryBoard
-from schemas import Topics, codecs, parse_config
-
-TOPICS = Topics()
-INTERACTIVE = TOPICS.requests("interactive")
-
-
-def config_of(**options):
-    return parse_config(
-        {
-            "engines": {"sim": {"kind": "sim", "slots": 4, "options": {"ttft_ms": 20, "tpot_ms": 5, **options}}},
-            "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 2, "retry_partitions": 1},
-        }
-    )
-
-
-class Stack:
-    """One cluster with its processes; every process may be killed."""
-
-    def __init__(self, config):
-        self.config, self.cluster, self.board = config, MemoryCluster(config.kafka), MemoryBoard()
-        self.tasks, self.ways = {}, {}
-
-    def clock(self):
-        return int(asyncio.get_running_loop().time() * 1000) + 1_700_000_000_000
-
-    async def ensure(self):
-        self.transport = MemoryTransport(self.cluster, "test")
-        admin = await self.transport.admin()
-        await admin.ensure(TOPICS.specs(self.config.topics, self.config.pools), 1, 1)
-
-    def dispatcher(self, name):
-        self.ways[name] = MemoryTransport(self.cluster, name)
-        service = DispatcherService(self.config, self.ways[name], self.board, name)
-        self.tasks[name] = asyncio.ensure_future(service.run())
-        return service
-
-    def worker(self, name):
-        engine = load("sim", self.config.engines["sim"])
-        self.ways[name] = MemoryTransport(self.cluster, name)
-        worker = Worker(self.config, "sim", engine, self.ways[name], self.board, name, clock=self.clock)
-        self.tasks[name] = asyncio.ensure_future(worker.run())
-        return worker
-
-    async def produce(self, values, topic=INTERACTIVE, headers=()):
-        producer = await self.transport.producer()
-        for value in values:
-            await (await producer.send(Outgoing(topic, value, None, tuple(headers))))
-        await producer.close()
-
-    async def read(self, topic):
-        admin = await self.transport.admin()
-        tps = [TopicPartition(topic, n) for n in range(await admin.partitions(topic))]
-        consumer = await self.transport.assign(tps)
-        for tp in tps:
-            consumer.seek(tp, 0)
-        records = []
-        while batch := await consumer.poll(tps, 10_000, 1000):
-            records += batch
-        await consumer.close()
-        return records
-
-    async def results(self, expected, limit_s=120.0):
-        until = asyncio.get_running_loop().time() + limit_s
-        while True:
-            records = await self.read(TOPICS.results)
-            if len(records) >= expected or asyncio.get_running_loop().time() > until:
-                return [codecs.decode_result(r.value) for r in records]
-
-    async def stop(self):
-        for task in self.tasks.values():
-            task.cancel()
-        for task in self.tasks.values():
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-
-def prompts(count, tenants=3):
-    return [b'{"id":"r%d","tenant":"t%d","prompt":"say %d","max_output_tokens":8}' % (n, n % tenants, n) for n in range(count)]
-
-
-def on_stack(scenario, config=None):
-    async def main():
-        stack = Stack(config or config_of())
-        await stack.ensure()
-        try:
-            return await scenario(stack)
-        finally:
-            await stack.stop()
-
-    return run_virtual(main())
+from broker.transport.protocol import TopicPartition
+from schemas import codecs
 
 
 def test_every_request_ends_in_one_completed_result():

@@ -2,6 +2,8 @@
 
 import pytest
 
+from broker.transport.ledger import Inherited
+from broker.transport.suspicion import ALONE_FROM, CRASHES_MAX, after_crash, crashes_of, note_of
 from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
 from engine_consumers.core.outcome import Retry, Runner, Terminal, after_failure
 from schemas import ErrorInfo
@@ -102,3 +104,54 @@ def test_the_jitter_repeats_for_a_request_and_differs_between_requests():
 
     assert wait("a") == wait("a")
     assert len({wait(f"r{n}") for n in range(50)}) > 10
+
+
+def test_a_suspect_runs_alone_and_nobody_overtakes_it_for_ever():
+    machine = Lifecycle(slots=4)
+    assert machine.handle(Taken(1, order("batch", 9, 0))) == [Run(1)]
+    assert machine.handle(Taken(2, order("batch", 9, 1), alone=True)) == []
+    assert machine.handle(Taken(3, order("batch", 9, 2))) == []  # it stands behind the suspect
+    assert machine.handle(Taken(4, order("interactive", 9, 3))) == [Run(4)]  # and this one before
+    assert machine.handle(Ended(1)) == []
+    assert machine.handle(Ended(4)) == [Run(2, alone=True)]
+    assert machine.handle(Taken(5, order("interactive", 0, 0))) == []
+    assert machine.handle(Ended(2)) == [Run(5), Run(3)]
+
+
+def test_a_dropped_suspect_gives_way():
+    machine = Lifecycle(slots=4)
+    machine.handle(Taken(1, order("batch", 9, 0)))
+    machine.handle(Taken(2, order("batch", 9, 1), alone=True))
+    machine.handle(Taken(3, order("batch", 9, 2)))
+    assert machine.handle(Dropped(2)) == [Run(3)]
+    machine.handle(Taken(4, order("batch", 9, 3), alone=True))
+    machine.handle(Ended(1))
+    assert machine.handle(Ended(3)) == [Run(4, alone=True)]
+    assert machine.handle(Dropped(4)) == [Abort(4)]
+    assert machine.handle(Ended(4)) == []
+    assert machine.handle(Taken(6, order("batch", 9, 4))) == [Run(6)]
+
+
+def test_only_a_crash_while_it_ran_alone_counts_once_it_is_a_suspect():
+    crashes = 0
+    for _ in range(9):
+        crashes = after_crash(crashes, alone=False)
+    assert crashes == ALONE_FROM
+    assert after_crash(crashes, alone=True) == ALONE_FROM + 1
+    assert after_crash(CRASHES_MAX, alone=True) == CRASHES_MAX
+
+
+@pytest.mark.parametrize(
+    ("carried", "inherited", "crashes"),
+    [
+        (0, Inherited(), 0),
+        (1, Inherited(), 1),
+        (1, Inherited(1, note_of(1, alone=False), crashed=True), 2),
+        (0, Inherited(1, note_of(2, alone=False), crashed=True), 2),
+        (0, Inherited(1, note_of(2, alone=True), crashed=True), 3),
+        (0, Inherited(4, note_of(2, alone=True), crashed=False), 2),
+        (2, Inherited(1, 0, crashed=False), 2),
+    ],
+)
+def test_crashes_are_told_by_envelope_and_ledger(carried, inherited, crashes):
+    assert crashes_of(carried, inherited) == crashes
