@@ -87,7 +87,11 @@ class Cell:
 
     def members(self, engine: str = "sim") -> dict[str, tuple[TopicPartition, ...]]:
         """Which worker owns which partitions of an engine's topic, as the group says."""
-        return ready.run_apart(self._members(self.config.pool(engine)))
+        owned: dict[str, tuple[TopicPartition, ...]] = {}
+        for client, tps in ready.run_apart(self._members(self.config.pool(engine))).items():
+            worker = client.partition("@")[0]  # behind it stands which life of it
+            owned[worker] = owned.get(worker, ()) + tps
+        return owned
 
     # -- what lies in Kafka -----------------------------------------------------------------------------------------
 

@@ -117,14 +117,17 @@ def test_a_stopped_worker_wakes_when_its_partitions_have_moved_and_repeats_nothi
         ready.until(lambda who=victim, board=board: board.running(who) > 0, ANSWER_S, f"{victim} to have work")
         cell.signal(victim, signal.SIGSTOP)
         ready.until(lambda who=other: len(cell.members().get(who, ())) == 4, UP_S, f"{victim}'s partitions to move")
+        if turn % 4 >= 2:  # in half of the rounds it finds its work done by the other, else still open
+            cell.answered(len(idents), ANSWER_S)
         cell.signal(victim, signal.SIGCONT)
         ready.until(lambda: shares() == [2, 2], UP_S, f"{victim} to come back")
     cell.answered(len(idents), ANSWER_S)
     cell.stop()
     results = cell.results()
     assert are_all_once(results, idents)
-    rerun = [one for one in results if one["run_id"] != "000000.000000"]
-    assert len(rerun) >= ROUNDS, "the victims had no work in hand: nothing was shown"
+    rerun = {one["request_id"][:3] for one in results if one["run_id"] != "000000.000000"}
+    assert rerun >= {f"z{turn:02d}" for turn in range(ROUNDS) if turn % 4 >= 2}, "a victim had no work: nothing was shown"
+    assert all(cell.log_of(name).count("Fenced") >= ROUNDS // 4 for name in workers)
 
 
 class Board:
