@@ -21,7 +21,8 @@ from broker.transport.kafka import KafkaTransport
 from broker.transport.protocol import TopicPartition
 from deploy.local import ready
 from deploy.local.program import Program, Running
-from schemas import Topics, parse_config
+from memory_coordinator import StatusBoard
+from schemas import EngineStatus, Topics, parse_config
 
 ROOT = Path(__file__).parents[1]
 CLI = (sys.executable, "-m", "deploy.cli")
@@ -36,7 +37,7 @@ class Cell:
         self.home, self.config = home, parse_config(tables)
         self.bootstrap = self.config.kafka.bootstrap
         self.topics = Topics(self.config.kafka.topic_prefix)
-        self.running: dict[str, Running] = {}
+        self.processes: dict[str, Running] = {}
         home.mkdir(parents=True, exist_ok=True)
         self.path = home / "forebay.toml"
         self.path.write_text(toml(tables), encoding="utf-8")
@@ -56,8 +57,8 @@ class Cell:
         """Run a command of ours under that name."""
         argv = [*entry, *arguments, "--config", str(self.path)]
         program = Program(name, argv, str(self.home / "logs" / f"{name}.log"), grace_s=GRACE_S, cwd=str(ROOT))
-        self.running[name] = Running(program)
-        return self.running[name]
+        self.processes[name] = Running(program)
+        return self.processes[name]
 
     def dispatcher(self, name: str, **more: Any) -> Running:
         return self.start(name, "dispatch", "--name", name, **more)
@@ -67,7 +68,7 @@ class Cell:
 
     def signal(self, name: str, number: signal.Signals) -> None:
         """Signal a process, where it lives."""
-        one = self.running[name]
+        one = self.processes[name]
         if one.exit_code is None:
             os.kill(one.pid, number)
 
@@ -78,12 +79,12 @@ class Cell:
 
     def stop(self, *names: str) -> None:
         """Wake what is stopped, and end these processes, or all, in good order."""
-        chosen = names or tuple(self.running)
+        chosen = names or tuple(self.processes)
         for name in chosen:
             self.signal(name, signal.SIGCONT)
-            self.running[name].end()
+            self.processes[name].end()
         for name in chosen:
-            self.running[name].stop()
+            self.processes[name].stop()
 
     def members(self, engine: str = "sim") -> dict[str, tuple[TopicPartition, ...]]:
         """Which worker owns which partitions of an engine's topic, as the group says."""
@@ -92,6 +93,15 @@ class Cell:
             worker = client.partition("@")[0]  # behind it stands which life of it
             owned[worker] = owned.get(worker, ()) + tps
         return owned
+
+    def status(self, worker: str) -> EngineStatus | None:
+        """What a worker says of itself."""
+        return next((one for one in ready.run_apart(self._statuses()) if one.worker == worker), None)
+
+    def running(self, worker: str) -> int:
+        """How many requests a worker says that it runs."""
+        status = self.status(worker)
+        return 0 if status is None else status.running
 
     # -- what lies in Kafka -----------------------------------------------------------------------------------------
 
@@ -133,6 +143,13 @@ class Cell:
             await admin.ensure(self.topics.specs(config.topics, config.pools, config.kafka.record_bytes_max), 1, 1)
         finally:
             await transport.close()
+
+    async def _statuses(self) -> list[EngineStatus]:
+        board = StatusBoard(self.config.redis, self.config.kafka.topic_prefix)
+        try:
+            return await board.read()
+        finally:
+            await board.close()
 
     async def _members(self, pool: str) -> dict[str, tuple[TopicPartition, ...]]:
         transport = KafkaTransport(self.config.kafka)

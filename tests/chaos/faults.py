@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from cells import Cell, until
 from plan import DISPATCHERS, WORKERS, Fault
@@ -13,45 +15,45 @@ from redis import Redis
 from deploy.local.program import Running
 from deploy.local.services import Services
 
+BARE = (sys.executable, str(Path(__file__).with_name("bare_loop.py")))
 AGAIN_S = 1.0  # between the death of a process and its next start
 BROKER_UP_S = 120.0
 
 
 class Actors:
-    """Dispatchers and workers: each that ends is started again."""
+    """Dispatchers and workers, or bare loops in their places: each that ends is started again."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self._starts: dict[str, Callable[[], Running]] = {
-            **{f"dispatcher-{n}": self._starter(cell.dispatcher, f"dispatcher-{n}") for n in range(DISPATCHERS)},
-            **{f"worker-{n}": self._starter(cell.worker, f"worker-{n}") for n in range(WORKERS)},
-        }
-        self.restarts = 0
+    def __init__(self, cell: Cell, *, bare: bool) -> None:
+        self._cell, self._bare = cell, bare
+        self._names = [f"dispatcher-{n}" for n in range(DISPATCHERS)] + [f"worker-{n}" for n in range(WORKERS)]
 
-    @staticmethod
-    def _starter(start: Callable[[str], Running], name: str) -> Callable[[], Running]:
-        return lambda: start(name)
+    def _start(self, name: str) -> None:
+        if self._bare:
+            self._cell.start(name, entry=BARE)
+        elif name.startswith("dispatcher"):
+            self._cell.dispatcher(name)
+        else:
+            self._cell.worker(name)
 
     async def run(self) -> None:
         """Keep all alive until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for name in self._starts:
+            for name in self._names:
                 group.create_task(self._keep(name))
 
     async def _keep(self, name: str) -> None:
         while True:
-            await asyncio.to_thread(self._starts[name])
-            await until(lambda: self._cell.running[name].exit_code is not None)
-            self.restarts += 1
+            await asyncio.to_thread(self._start, name)
+            await until(lambda: self._cell.processes[name].exit_code is not None)
             await asyncio.sleep(AGAIN_S)
 
     async def living(self, name: str) -> str:
         """Give the process of that name, or another of its part where it is dead just now; waits where all are."""
         part = name.partition("-")[0]
-        names = [name, *(other for other in self._starts if other.startswith(part) and other != name)]
+        names = [name, *(other for other in self._names if other.startswith(part) and other != name)]
 
         def alive() -> list[str]:
-            return [one for one in names if one in self._cell.running and self._cell.running[one].exit_code is None]
+            return [one for one in names if one in self._cell.processes and self._cell.processes[one].exit_code is None]
 
         await until(lambda: bool(alive()))
         return alive()[0]
@@ -96,7 +98,7 @@ class Faults:
 
     async def _hit_process(self, fault: Fault) -> None:
         name = await self._actors.living(fault.name)
-        one = self._cell.running[name]
+        one = self._cell.processes[name]
         self._note(fault, name)
         number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "restart": signal.SIGTERM}[fault.kind]
         _signal(one, number)

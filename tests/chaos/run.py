@@ -82,7 +82,7 @@ class Run:
         self.load = Load(parts.kafka, requests, given.requests, given.seconds, given.seed)
         self.watch = Watch(parts.kafka, topics.results)
         self.handed = Watch(parts.kafka, topics.engine("sim"))
-        self._actors = Actors(cell)
+        self._actors = Actors(cell, bare=given.bare)
         self.faults = Faults(plan(given.seed, given.faults, given.seconds), cell, self._actors, parts, show.say)
 
     async def run(self) -> Outcome:
@@ -172,6 +172,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=5_000, help="how many must be acknowledged [5000]")
     parser.add_argument("--faults", type=int, default=30, help="how many strike [30]")
     parser.add_argument("--seconds", type=float, default=150.0, help="time that both are spread over [150]")
+    parser.add_argument("--bare", action="store_true", help="five bare loops that consume, produce and commit, instead of ours")
     parser.add_argument("--keep", action="store_true", help="keep logs and data also where all went well")
     given = parser.parse_args()
     if given.requests < 1 or given.faults < 0 or given.seconds <= 0:

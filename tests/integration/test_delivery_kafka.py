@@ -30,7 +30,7 @@ QUICK = {"session_timeout_ms": 1_500, "heartbeat_ms": 300, "rebalance_timeout_ms
 PATIENT = {**QUICK, "session_timeout_ms": 10_000, "heartbeat_ms": 1_000}
 CHECK_S = 1.0  # how often the broker looks for transactions that are over their time
 UP_S, ANSWER_S = 60.0, 60.0
-ROUNDS, EACH = 20, 12
+ROUNDS, EACH = 20, 20  # more than one worker takes in
 _numbers = itertools.count()
 
 
@@ -72,6 +72,9 @@ def long_run(kafka, tmp_path_factory):
     with cell:
         cell.dispatcher("d")
         cell.worker("w0")
+        ready.until(
+            lambda: (found := cell.status("w0")) is not None and len(found.partitions) == 4, UP_S, "w0 to have all partitions"
+        )
         cell.produce([request("long", max_output_tokens=91, stream=True)])
         timers = [threading.Timer(20, cell.worker, ["w1"]), threading.Timer(55, lambda: cell.stop("w1"))]
         for timer in timers:
@@ -111,10 +114,9 @@ def test_a_stopped_worker_wakes_when_its_partitions_have_moved_and_repeats_nothi
     for turn in range(ROUNDS):
         victim, other = workers[turn % 2], workers[(turn + 1) % 2]
         fresh = [f"z{turn:02d}-{n:02d}" for n in range(EACH)]
-        cell.produce([request(ident, max_output_tokens=10 + 2 * n) for n, ident in enumerate(fresh)])
+        cell.produce([request(ident, max_output_tokens=10 + n) for n, ident in enumerate(fresh)])
         idents += fresh
-        board = Board(cell)
-        ready.until(lambda who=victim, board=board: board.running(who) > 0, ANSWER_S, f"{victim} to have work")
+        ready.until(lambda who=victim: cell.running(who) > 0, ANSWER_S, f"{victim} to have work")
         cell.signal(victim, signal.SIGSTOP)
         ready.until(lambda who=other: len(cell.members().get(who, ())) == 4, UP_S, f"{victim}'s partitions to move")
         if turn % 4 >= 2:  # in half of the rounds it finds its work done by the other, else still open
@@ -128,23 +130,6 @@ def test_a_stopped_worker_wakes_when_its_partitions_have_moved_and_repeats_nothi
     rerun = {one["request_id"][:3] for one in results if one["run_id"] != "000000.000000"}
     assert rerun >= {f"z{turn:02d}" for turn in range(ROUNDS) if turn % 4 >= 2}, "a victim had no work: nothing was shown"
     assert all(cell.log_of(name).count("Fenced") >= ROUNDS // 4 for name in workers)
-
-
-class Board:
-    """What the workers say of themselves."""
-
-    def __init__(self, cell):
-        self._cell = cell
-
-    def running(self, worker):
-        return ready.run_apart(self._running(worker))
-
-    async def _running(self, worker):
-        board = StatusBoard(self._cell.config.redis, self._cell.config.kafka.topic_prefix)
-        try:
-            return sum(status.running for status in await board.read() if status.worker == worker)
-        finally:
-            await board.close()
 
 
 def test_a_sole_worker_that_wakes_fenced_goes_on(make_cell):
@@ -176,8 +161,7 @@ def test_a_dispatcher_stopped_in_mid_transaction_hides_results_only_until_the_tr
     cell.dispatcher("d", entry=(*STOPPING, cell.topics.results))
     cell.worker("w")
     cell.produce(steady)
-    board = Board(cell)
-    ready.until(lambda: board.running("w") > 0, UP_S, "the worker to have work")
+    ready.until(lambda: cell.running("w") > 0, UP_S, "the worker to have work")
     refused = request("refused", model="nobody")  # the dispatcher itself answers it, in the results' one partition
 
     async def scenario():

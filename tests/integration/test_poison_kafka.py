@@ -33,7 +33,7 @@ def tables(services, name, **options):
 
 def revive(cell):
     """Start each worker that has died again; give how many had."""
-    dead = [name for name in WORKERS if cell.running[name].exit_code is not None]
+    dead = [name for name in WORKERS if cell.processes[name].exit_code is not None]
     for name in dead:
         cell.worker(name)
     return len(dead)
