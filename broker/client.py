@@ -30,6 +30,7 @@ from broker.waiting import ResultStream, Waiter
 from schemas import headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
+from schemas.headers import Headers
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
 from schemas.topics import Topics
@@ -130,6 +131,9 @@ class Client:
     ) -> InferenceResult:
         """Send a request and wait for its terminal result, whatever its status is.
 
+        The id makes it idempotent: until the result has come, another call of this client with the same id, tenant and
+        content, be it beside this one or after its timeout, is not run a second time but gets this one's result.
+
         Args:
             request: An `InferenceRequest`, a mapping of its fields, or just the prompt.
             service_class: `interactive` or `batch`.
@@ -139,7 +143,7 @@ class Client:
             fields: Fields of the request, before those of `request`.
 
         Raises:
-            InvalidMessage: The schema refuses the request; nothing was sent.
+            InvalidMessage: The schema refuses the request, or another one of the same id is awaited; nothing was sent.
             ClientTimeout: No result came in time; it may still come.
             TransportError: Kafka refused the request, or could not be reached.
         """
@@ -175,15 +179,19 @@ class Client:
         service_class: ServiceClass = "interactive",
         result_partition: int | None = None,
         traceparent: str | None = None,
+        replay: bool = False,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> str:
         """Send a request and give its id once Kafka has acknowledged it; read its result with `results`.
+
+        An id that was sent within `dispatcher.idempotency_window_ms` is not run again: the earlier result answers it.
 
         Args:
             request: An `InferenceRequest`, a mapping of its fields, or just the prompt.
             service_class: `interactive` or `batch`.
             result_partition: Where the result shall come; by the id's hash by default.
             traceparent: Passed through to the result's headers.
+            replay: Run it again although its id was sent before.
             fields: Fields of the request, before those of `request`.
 
         Raises:
@@ -192,7 +200,8 @@ class Client:
         """
         prepared = self._prepare(request, fields)
         await self.start()
-        await (await self._queue(prepared, service_class, result_partition, traceparent))
+        extra = _headers(result_partition, traceparent, replay=replay)
+        await (await self._queue(prepared, service_class, extra))
         return prepared.id
 
     async def send_many(
@@ -202,25 +211,28 @@ class Client:
         service_class: ServiceClass = "batch",
         result_partition: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
+        replay: bool = False,
     ) -> AsyncGenerator[str, None]:
-        """Send many requests and give each id, in order, once Kafka has acknowledged it.
+        """Send many requests and give each id, in order, once Kafka has acknowledged it; ids are taken as by `send`.
 
         Args:
             requests: Taken in only as fast as they are acknowledged.
             service_class: `interactive` or `batch`.
             result_partition: Where the results shall come; by the ids' hashes by default.
             in_flight_max: How many may be unacknowledged.
+            replay: Run them again although their ids were sent before.
 
         Raises:
             InvalidMessage: The schema refuses a request; those before it were sent.
             TransportError: Kafka refused a request, or could not be reached.
         """
         await self.start()
+        extra = _headers(result_partition, replay=replay)
         pending: deque[tuple[str, asyncio.Task[None]]] = deque()
         try:
             async for request in _each(requests):
                 prepared = self._prepare(request, {})
-                pending.append((prepared.id, await self._queue(prepared, service_class, result_partition, None)))
+                pending.append((prepared.id, await self._queue(prepared, service_class, extra)))
                 while pending and (len(pending) >= in_flight_max or pending[0][1].done()):
                     sent, acknowledged = pending.popleft()
                     await acknowledged
@@ -294,16 +306,10 @@ class Client:
         limit = self.config.kafka.record_bytes_max
         return prepare(request, fields, content_type=self._content_type, record_bytes_max=limit)
 
-    async def _queue(
-        self, prepared: Prepared, service_class: ServiceClass, partition: int | None, traceparent: str | None
-    ) -> "asyncio.Task[None]":
-        out: list[tuple[str, bytes]] = [(headers.CONTENT_TYPE, self._content_type.encode())]
-        if partition is not None:
-            out.append((headers.RESULT_PARTITION, headers.pack_number(partition)))
-        if traceparent is not None:
-            out.append((headers.TRACEPARENT, traceparent.encode()))
+    async def _queue(self, prepared: Prepared, service_class: ServiceClass, extra: Headers) -> "asyncio.Task[None]":
+        out = ((headers.CONTENT_TYPE, self._content_type.encode()), *extra)
         topic = self.topics.requests(service_class)
-        return await self._parts.sender.queue(Outgoing(topic, prepared.value, prepared.id.encode(), tuple(out)))
+        return await self._parts.sender.queue(Outgoing(topic, prepared.value, prepared.id.encode(), out))
 
     async def _run(
         self,
@@ -322,14 +328,15 @@ class Client:
         deadline = prepared.request.deadline
         expires = None if deadline is None else loop.time() + deadline.timestamp() - self._clock() + DEADLINE_GRACE_S
         limit = until if expires is None else min(until, expires)
-        waiter = Waiter(prepared.id, prepared.request.tenant, streams=streams)
+        waiter = Waiter(prepared.id, prepared.request.tenant, prepared.value, streams=streams)
         inbox: Inbox | None = None
         try:
             async with asyncio.timeout_at(limit):
                 inbox = self._parts.inbox
                 partition = await inbox.open()
                 await inbox.expect(waiter)
-                await (await self._queue(prepared, service_class, partition, traceparent))
+                extra = _headers(partition, traceparent, asker=waiter.asker)
+                await (await self._queue(prepared, service_class, extra))
             while True:
                 async with asyncio.timeout_at(limit):
                     item = await waiter.next_item()
@@ -352,6 +359,22 @@ class _Parts(NamedTuple):
     transport: Transport
     sender: Sender
     inbox: Inbox
+
+
+def _headers(
+    partition: int | None, traceparent: str | None = None, *, asker: bytes | None = None, replay: bool = False
+) -> Headers:
+    """What a request's record says beside its content type."""
+    out: list[tuple[str, bytes]] = []
+    if partition is not None:
+        out.append((headers.RESULT_PARTITION, headers.pack_number(partition)))
+    if traceparent is not None:
+        out.append((headers.TRACEPARENT, traceparent.encode()))
+    if asker is not None:
+        out.append((headers.CLIENT, asker))
+    if replay:
+        out.append((headers.REPLAY, b"1"))
+    return tuple(out)
 
 
 def _expired(prepared: Prepared) -> InferenceResult:

@@ -11,7 +11,7 @@ import logging
 from broker.errors import ClientClosed, TooManyWaiting
 from broker.reading import PartitionReader, partitions_of
 from broker.transport.protocol import Record, TopicPartition, Transport
-from broker.waiting import Waiter
+from broker.waiting import Questions, Waiter
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
 from schemas.topics import Topics
@@ -35,6 +35,7 @@ class Inbox:
     def __init__(self, transport: Transport, topics: Topics, client_id: str) -> None:
         self._transport, self._topics, self._client_id = transport, topics, client_id
         self._waiting: dict[bytes, list[Waiter]] = {}
+        self._questions = Questions(WAITING_MAX)
         self._count = self._streams = 0
         self._opening = asyncio.Lock()
         self._reader: PartitionReader | None = None
@@ -72,6 +73,7 @@ class Inbox:
         Raises:
             TooManyWaiting: The bound is reached.
             ClientClosed: Nobody reads any more.
+            InvalidMessage: Another request of the same id is awaited.
         """
         if self._reader is None or self._failure is not None:
             message = f"the client does not read results any more: {self._failure or 'it is closed'}"
@@ -84,6 +86,11 @@ class Inbox:
             end = (await self._reader.bounds([streams]))[streams][1]
             if self._streams == 0:  # nobody else was faster
                 self._reader.move(streams, end)
+        for other in self._waiting.get(waiter.request_id.encode(), []):
+            if other.tenant == waiter.tenant and other.content != waiter.content and not other.outcome.done():
+                message = f"`id`: {waiter.request_id!r} is awaited already, with other content: give another id, or none"
+                raise InvalidMessage(message, "id")
+        waiter.asker = self._questions.ask(waiter)
         self._waiting.setdefault(waiter.request_id.encode(), []).append(waiter)
         self._count += 1
         self._streams += waiter.streams
@@ -125,8 +132,9 @@ class Inbox:
             self._fail(ClientClosed(f"the client stopped reading results: {error}"))
 
     def _take(self, record: Record, *, is_result: bool) -> None:
-        waiting = self._waiting.get(record.key or b"")
-        if not waiting:
+        key = record.key or b""
+        waiting = self._waiting.get(key, [])
+        if not waiting and not (is_result and key in self._questions):
             return
         content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
         try:
@@ -140,6 +148,7 @@ class Inbox:
         except InvalidMessage as error:
             log.warning("record_unreadable topic=%s offset=%d error=%s", record.topic, record.offset, error)
             return
+        self._questions.answered(key, result.tenant)
         for waiter in waiting:
             if waiter.tenant == result.tenant:
                 waiter.result(result)

@@ -13,7 +13,7 @@ from dispatcher.service import DispatcherService
 from engine_consumers.errors import ENGINE_DEAD
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
-from memory_coordinator import StatusBoard
+from memory_coordinator import RedisSeenLog, StatusBoard
 from schemas.config import Config
 from schemas.errors import ConfigError
 
@@ -35,13 +35,16 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
         message = "`engines`: no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
         raise ConfigError(message)
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    bounds = config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max
+    seen_log = RedisSeenLog(config.redis, config.kafka.topic_prefix, *bounds)
     relax_collector()
     try:
         await _reach(transport, board)
-        service = DispatcherService(config, transport, board, name or default_name("dispatcher"))
+        service = DispatcherService(config, transport, board, name or default_name("dispatcher"), seen_log=seen_log)
         on_stop(service.stop)
         await service.run()
     finally:
+        await seen_log.close()
         await board.close()
         await transport.close()
     return 0

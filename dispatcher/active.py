@@ -14,6 +14,8 @@ from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
 from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.repeats import Repeats
+from memory_coordinator.seen import SeenLog
 from schemas import headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
@@ -44,14 +46,21 @@ class Active:
         transport: The cluster.
         still_leader: Asked before anybody is fenced.
         clock: Unix time in milliseconds.
+        seen_log: Where the requests seen lately are handed from term to term; None: nowhere.
     """
 
     def __init__(
-        self, config: Config, transport: Transport, still_leader: Callable[[], Awaitable[bool]], clock: Callable[[], int] = now_ms
+        self,
+        config: Config,
+        transport: Transport,
+        still_leader: Callable[[], Awaitable[bool]],
+        clock: Callable[[], int] = now_ms,
+        seen_log: SeenLog | None = None,
     ) -> None:
         self._config, self._transport, self._clock = config, transport, clock
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
+        self._repeats = Repeats(config.dispatcher, seen_log, clock)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
         self._classes: dict[str, ServiceClass] = {
             self._topics.requests("interactive"): "interactive",
@@ -72,13 +81,15 @@ class Active:
         self._admin = await self._transport.admin()
         background: list[asyncio.Task[None]] = []
         try:
+            await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
-            background = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._refresh())]
+            background = [asyncio.ensure_future(each) for each in (self._tick(), self._refresh(), self._repeats.write_behind())]
             await self._hop.run()
         finally:
             for task in [*background, *self._lookups.values()]:
                 task.cancel()
             await asyncio.gather(*background, *self._lookups.values(), return_exceptions=True)
+            await self._repeats.close()
             await self._admin.close()
 
     def stop(self) -> None:
@@ -117,9 +128,7 @@ class Active:
         elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:
             self._check_reply(admitted)
         else:
-            effects = self._machine.handle(Arrived(admitted), self._clock())
-            if effects:
-                self._do(effects)
+            self._arrive(admitted)
 
     def flush(self) -> None:
         """A batch is in hand: decide."""
@@ -130,11 +139,25 @@ class Active:
         lookup = self._lookups.pop(work, None)
         if lookup is not None:
             lookup.cancel()
+        self._repeats.dropped(work)
         self._machine.handle(Dropped(work), self._clock())
 
     def committed(self, work: Work, places: Sequence[Place]) -> None:
         """A forward or a result is durable."""
+        self._repeats.finished(work)
         self._machine.handle(Sent(work, places[0][1] if places else None), self._clock())
+
+    def _arrive(self, item: Item) -> None:
+        """Take a sound request in, unless another record's result answers it."""
+        now_ms = self._clock()
+        if self._repeats.is_repeat(item, now_ms):
+            self._hop.finish(item.work, [])
+            return
+        effects = self._machine.handle(Arrived(item), now_ms)
+        if effects:
+            self._do(effects)  # refused: it may come again
+        else:
+            self._repeats.remember(item, now_ms)
 
     # -- effects ---------------------------------------------------------------------------------------------------------
 
@@ -212,7 +235,7 @@ class Active:
         elif wished is not None and (partition is None or not 0 <= partition < count):
             self._refuse_reply(item, f"reply topic {topic!r} has no such partition: it has {count}", headers.REPLY_PARTITION)
         else:
-            self._do(self._machine.handle(Arrived(item), self._clock()))
+            self._arrive(item)
 
     def _refuse_reply(self, item: Item, message: str, param: str = headers.REPLY_TOPIC) -> None:
         item.headers = headers.without(item.headers, headers.REPLY_TOPIC)

@@ -15,6 +15,7 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
 from dispatcher.active import Active, now_ms
 from memory_coordinator.board import Board
+from memory_coordinator.seen import SeenLog
 from schemas.config import Config
 from schemas.topics import Topics
 
@@ -33,13 +34,21 @@ class DispatcherService:
         board: Where workers publish their status.
         name: Client id in the election.
         clock: Unix time in milliseconds.
+        seen_log: Where a term leaves the requests seen lately for the next one; None: nowhere.
     """
 
     def __init__(
-        self, config: Config, transport: Transport, board: Board, name: str, *, clock: Callable[[], int] = now_ms
+        self,
+        config: Config,
+        transport: Transport,
+        board: Board,
+        name: str,
+        *,
+        clock: Callable[[], int] = now_ms,
+        seen_log: SeenLog | None = None,
     ) -> None:
         self._config, self._transport, self._board, self._name = config, transport, board, name
-        self._clock = clock
+        self._clock, self._seen_log = clock, seen_log
         self._topics = Topics(config.kafka.topic_prefix)
         self._elected = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -99,7 +108,7 @@ class DispatcherService:
             term.result()  # a term that ended by itself ended by a failure
         if self._elected.is_set() and self._term is None:
             log.info("term_begins name=%s", self._name)
-            self._active = Active(self._config, self._transport, self._still_leader, self._clock)
+            self._active = Active(self._config, self._transport, self._still_leader, self._clock, self._seen_log)
             self._term = asyncio.ensure_future(self._active.run())
         elif not self._elected.is_set() and self._term is not None:
             await self._end_term()

@@ -6,13 +6,13 @@ import msgspec
 
 from schemas import faults, headers
 from schemas.errors import InvalidMessage
-from schemas.messages import EngineStatus, Envelope, InferenceRequest, InferenceResult, TokenChunk
+from schemas.messages import EngineStatus, Envelope, InferenceRequest, InferenceResult, SeenBatch, TokenChunk
 from schemas.strict import StrictRequest
 
 T = TypeVar("T")
 
 invalid = faults.invalid  # what msgspec raised, as an error of ours
-_TYPES = (StrictRequest, InferenceRequest, InferenceResult, TokenChunk, EngineStatus)
+_TYPES = (StrictRequest, InferenceRequest, InferenceResult, TokenChunk, EngineStatus, SeenBatch)
 _JSON = {t: msgspec.json.Decoder(t) for t in _TYPES}
 _MSGPACK = {t: msgspec.msgpack.Decoder(t) for t in _TYPES}
 _envelope = msgspec.msgpack.Decoder(Envelope)
@@ -59,6 +59,11 @@ def decode_chunk(value: bytes | None, content_type: str = headers.JSON) -> Token
 def decode_status(value: bytes | None) -> EngineStatus:
     """Read a worker's heartbeat."""
     return _decode(EngineStatus, value, headers.MSGPACK)
+
+
+def decode_seen(value: bytes | None) -> SeenBatch:
+    """Read the marks that an earlier dispatcher left."""
+    return _decode(SeenBatch, value, headers.MSGPACK)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:

@@ -98,6 +98,8 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     retry_backoff_ms_max: Positive = 30_000
     prompt_bytes_max: Positive = 4 * 2**20
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
+    idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
+    idempotency_ids_max: Positive = 100_000  # remembered at most, about 200 bytes each
 
 
 class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):

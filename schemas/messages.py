@@ -232,6 +232,31 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
     crashes: int = 0
 
 
+class SeenMark(Struct, frozen=True, array_like=True):
+    """A request that was accepted for good, so that the same id is not run again for a while.
+
+    Attributes:
+        key: A digest of tenant, id and where the answer goes.
+        topic: With partition and offset, the record that was accepted.
+    """
+
+    key: bytes
+    topic: str
+    partition: int
+    offset: int
+
+
+class SeenBatch(Struct, frozen=True, array_like=True):
+    """Marks made in one go.
+
+    Attributes:
+        at_ms: Unix time at which the last of them was made.
+    """
+
+    at_ms: int
+    marks: list[SeenMark]
+
+
 JsonObject = dict[str, Any]
 
 

@@ -9,7 +9,7 @@ from broker.transport.memory import MemoryCluster, MemoryTransport
 from dispatcher.service import DispatcherService
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
-from memory_coordinator import MemoryBoard
+from memory_coordinator import MemoryBoard, MemorySeenLog
 from schemas import Topics, parse_config
 
 
@@ -29,6 +29,7 @@ class World:
         self.config, self.cluster, self.board = config, MemoryCluster(config.kafka), MemoryBoard()
         self.topics, self.tasks, self.clients = Topics(), [], []
         self.ways = {}
+        self.seen_log = MemorySeenLog(config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max)
 
     def clock(self):
         return asyncio.get_running_loop().time() + 1_700_000_000
@@ -42,7 +43,10 @@ class World:
         await admin.ensure(self.topics.specs(self.config.topics, self.config.pools), 1, 1)
 
     def dispatcher(self, name="d"):
-        self.tasks.append(asyncio.ensure_future(DispatcherService(self.config, self.way(name), self.board, name).run()))
+        service = DispatcherService(
+            self.config, self.way(name), self.board, name, clock=lambda: int(self.clock() * 1000), seen_log=self.seen_log
+        )
+        self.tasks.append(asyncio.ensure_future(service.run()))
 
     def worker(self, name="w"):
         worker = Worker(

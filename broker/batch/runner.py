@@ -2,7 +2,8 @@
 
 The answers come to one partition of the results topic, whose end is kept on disk before the first request is sent: a
 run that starts again reads from there, so it needs nothing of the process that was killed. Requests whose
-acknowledgement a kill swallowed are sent a second time under the same id, and the second answer is dropped.
+acknowledgement a kill swallowed are sent a second time under the same id, and the second answer is dropped. Each start
+asks under a name of its own, so that the dispatcher takes no line of it for one that it answered before.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from broker.transport.errors import NoSuchTopic, OffsetGone, TooLarge, Transport
 from broker.transport.protocol import Consumer, Outgoing, Producer, Record, TopicPartition, Transport
 from schemas import codecs, headers
 from schemas.errors import ErrorCode, InvalidMessage
+from schemas.ids import new_id
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.batch")
@@ -142,6 +144,7 @@ class _Runner:
         self._plan, self._journal, self._source = plan, plan.journal, plan.source
         self._transport, self._topics, self._limits = transport, topics, limits
         self._report, self._clock_ms = report, clock_ms
+        self._asker = new_id().encode()  # within a start, a line that was sent again after a lost acknowledgement runs once
         self._awaited: set[int] = set()  # lines sent that have not ended
         self._unacknowledged: set[int] = set()
         self._acks: set[asyncio.Future[Any]] = set()
@@ -255,7 +258,11 @@ class _Runner:
             raise RuntimeError(message)
         deadline = datetime.fromtimestamp(header.deadline_ms / 1000, UTC)
         request = structs.replace(call.request, deadline=deadline)
-        named = ((headers.CONTENT_TYPE, headers.JSON.encode()), (headers.RESULT_PARTITION, headers.pack_number(header.partition)))
+        named = (
+            (headers.CONTENT_TYPE, headers.JSON.encode()),
+            (headers.RESULT_PARTITION, headers.pack_number(header.partition)),
+            (headers.CLIENT, self._asker),
+        )
         return Outgoing(self._topics.requests("batch"), codecs.encode(request), str(request.id).encode(), named)
 
     def _refuse(self, index: int, error: InvalidMessage, custom_id: str | None) -> None:
@@ -322,6 +329,7 @@ class _Runner:
             first, end = (await consumer.bounds([self._place]))[self._place]
             log.warning("batch_results_gone first=%d end=%d action=send_again error=%s", first, end, gone)
             self._offset = first
+            self._asker = new_id().encode()  # the answers that are gone are wanted again
             consumer.seek(self._place, first)
             self._again.extend(sorted(self._awaited - self._unacknowledged))
             self._changed.set()

@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from broker.transport.protocol import Record, TopicPartition
 from dispatcher.core.item import NEVER_MS, Demand, Item
+from dispatcher.core.seen import key_of
 from schemas import codecs, headers, ids
 from schemas.errors import InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
@@ -51,7 +52,10 @@ def admit(record: Record, service_class: ServiceClass, value_bytes_max: int) -> 
         origin=origin,
         received_at_ms=record.timestamp_ms,
     )
-    return _item(record, envelope, request)
+    item = _item(record, envelope, request)
+    if request.id is not None:
+        item.seen_key = key_of(request.tenant, request.id, item.headers)
+    return item
 
 
 def readmit(record: Record) -> Item | Refused:

@@ -28,6 +28,7 @@ class Item(Struct):
         work: The record it came in.
         deadline_ms: Unix time after which no answer is wanted; NEVER_MS where there is none.
         cost: Tokens it may take, the unit in which tenants are served fairly.
+        seen_key: Names the request among those seen lately; None where it is run in any case.
         dropped: The record is not ours to finish any more.
     """
 
@@ -38,6 +39,7 @@ class Item(Struct):
     deadline_ms: int
     value: bytes
     headers: Headers
+    seen_key: bytes | None = None
     dropped: bool = False
 
     @property

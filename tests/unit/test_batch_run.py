@@ -185,12 +185,57 @@ def test_sends_that_fail_are_sent_again_and_answered_once(tmp_path, moment):
 
         world.answer()
         world.cluster.hook = hook
-        return await go(world, tmp_path)
+        return await go(world, tmp_path), runs_of(world)
 
-    tally = in_world(scenario)
+    tally, runs = in_world(scenario)
     assert len(failures) == 7
+    assert set(runs.values()) == {1}  # also those whose acknowledgement alone was lost
     assert (tally.answered, tally.errors) == (60, 0)
     assert [entry["custom_id"] for entry in outputs(tmp_path)[0]] == [f"c{n}" for n in range(60)]
+
+
+def test_lines_whose_sending_a_kill_made_forget_are_sent_again_and_answered(tmp_path):
+    write(tmp_path, good(30))
+
+    async def scenario(world):
+        world.dispatcher("first")
+        run = asyncio.ensure_future(go(world, tmp_path, "first run"))
+        await asyncio.sleep(2)
+        run.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await run
+        progress = tmp_path / "out.jsonl.progress"
+        progress.write_bytes(progress.read_bytes().partition(b"\n")[0] + b"\n")  # killed before it could write more
+        world.ways["first"].kill()  # it has seen each of them, and forwarded none
+        world.dispatcher("second")
+        again = asyncio.ensure_future(go(world, tmp_path, "second run"))
+        await asyncio.sleep(20)
+        world.worker()
+        return await again
+
+    assert in_world(scenario).answered == 30
+
+
+@pytest.mark.parametrize("way", ["restart", "resend", "other output"])
+def test_a_batch_that_is_run_anew_inside_the_window_is_answered_anew(tmp_path, way):
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        write(folder, good(20))
+
+    async def scenario(world):
+        world.answer()
+        await go(world, one)
+        if way == "other output":
+            return await go(world, two, "again")
+        progress = one / "out.jsonl.progress"
+        if way == "restart":
+            return await go(world, one, "again", restart=True)
+        header = progress.read_bytes().partition(b"\n")[0]
+        end = world.cluster.logs(TOPICS.results)[json.loads(header)["partition"]].end
+        progress.write_bytes(header + b"\nM 20 %d\n" % end)  # the answers passed by and were not kept
+        return await go(world, one, "again", resend=True)
+
+    assert in_world(scenario).answered == 20
 
 
 def test_no_more_is_in_flight_than_the_bound(tmp_path):

@@ -1,0 +1,103 @@
+"""Which requests were seen a moment ago, so that a second record with the same id is not run again.
+
+What names a request is its tenant, its id and where its answer goes: the same id asked for from elsewhere is another
+question. A record that comes again itself (the same partition and offset, after a crash) is never a repeat. The table
+holds a digest for each and forgets it after the window, or when there are too many, the oldest first.
+"""
+
+from collections import deque
+from hashlib import blake2b
+
+from schemas import headers
+from schemas.headers import Headers
+
+Origin = tuple[str, int, int]  # topic, partition, offset
+
+_KEY_BYTES = 16  # so that nobody makes up an id that passes for another tenant's
+_ANYHOW = b""  # no part of an address: it is run in any case
+_ADDRESS = {
+    headers.REPLY_TOPIC: b"\0\1",
+    headers.REPLY_PARTITION: b"\0\2",
+    headers.CORRELATION_ID: b"\0\3",
+    headers.RESULT_PARTITION: b"\0\4",
+    headers.CLIENT: b"\0\5",
+    headers.REPLAY: _ANYHOW,
+}
+_OFFSET_BITS, _PARTITION_BITS, _TOPIC_BITS = 63, 31, 16
+_ORIGIN_BITS = _OFFSET_BITS + _PARTITION_BITS + _TOPIC_BITS
+_ORIGIN_MASK = (1 << _ORIGIN_BITS) - 1
+
+
+def key_of(tenant: str, request_id: str, request_headers: Headers) -> bytes | None:
+    """Give the digest that names a request; None where its headers say that it is to be run in any case.
+
+    Args:
+        tenant: Its tenant.
+        request_id: Its id, as the client gave it.
+        request_headers: The headers of its record, which tell where the answer goes.
+    """
+    named = f"{tenant}\0{request_id}".encode()  # neither holds a control character
+    part_of = _ADDRESS.get
+    for name, value in request_headers:
+        part = part_of(name)
+        if part is not None:
+            if not part:
+                return None
+            named += part + len(value).to_bytes(4, "big") + value
+    return blake2b(named, digest_size=_KEY_BYTES).digest()
+
+
+class Seen:
+    """The requests of the last while; about 200 bytes each, and a microsecond to look one up.
+
+    Args:
+        window_ms: How long one is remembered; 0: not at all.
+        entries_max: How many are remembered.
+    """
+
+    def __init__(self, window_ms: int, entries_max: int) -> None:
+        self._window_ms, self._entries_max = window_ms, entries_max
+        self._held: dict[bytes, int] = {}  # key -> moment, topic, partition and offset, packed into one number
+        self._order: deque[bytes] = deque()  # the keys of `_held`, as they came
+        self._topics: list[str] = []
+
+    def __len__(self) -> int:
+        """Count what is held."""
+        return len(self._held)
+
+    def first(self, key: bytes, now_ms: int) -> Origin | None:
+        """Give the record that a key was seen in inside the window, or None."""
+        held = self._held.get(key)
+        if held is None or self._is_over(held, now_ms):
+            return None
+        place = held & _ORIGIN_MASK
+        topic, place = divmod(place, 1 << _OFFSET_BITS + _PARTITION_BITS)
+        return self._topics[topic], *divmod(place, 1 << _OFFSET_BITS)
+
+    def is_repeat(self, key: bytes, origin: Origin, now_ms: int) -> bool:
+        """Whether the key was seen inside the window in another record."""
+        held = self._held.get(key)
+        return held is not None and not self._is_over(held, now_ms) and held & _ORIGIN_MASK != self._pack(origin)
+
+    def remember(self, key: bytes, origin: Origin, at_ms: int) -> None:
+        """Keep a key with the record that it was seen in, from that moment on."""
+        if not self._window_ms:
+            return
+        held, order = self._held, self._order
+        if key not in held:
+            order.append(key)
+        held[key] = at_ms << _ORIGIN_BITS | self._pack(origin)
+        while len(held) > self._entries_max or self._is_over(held[order[0]], at_ms):
+            del held[order.popleft()]
+
+    def _is_over(self, held: int, now_ms: int) -> bool:
+        return abs(now_ms - (held >> _ORIGIN_BITS)) >= self._window_ms  # the clock may have been put back
+
+    def _pack(self, origin: Origin) -> int:
+        topic, partition, offset = origin
+        try:
+            number = self._topics.index(topic)
+        except ValueError:
+            number = len(self._topics)
+            self._topics.append(topic)
+        return (number << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
