@@ -111,10 +111,10 @@ class Cell:
 
     def results(self, isolation: str = raw.COMMITTED) -> list[dict[str, Any]]:
         """All terminal results, as they lie there."""
-        return [json.loads(record.value) for record in self._read(self.topics.results, isolation)]
+        return [json.loads(record.value) for record in self.read(self.topics.results, isolation)]
 
     def dead_letters(self) -> list[ConsumerRecord]:
-        return self._read(self.topics.dead_letters, raw.COMMITTED)
+        return self.read(self.topics.dead_letters, raw.COMMITTED)
 
     def answered(self, number: int, limit_s: float) -> list[dict[str, Any]]:
         """Wait until so many requests have a result, and give all results.
@@ -133,7 +133,8 @@ class Cell:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _read(self, topic: str, isolation: str) -> list[ConsumerRecord]:
+    def read(self, topic: str, isolation: str = raw.COMMITTED) -> list[ConsumerRecord]:
+        """All records of a topic, to its very end."""
         return ready.run_apart(raw.read_all(self.bootstrap, topic, isolation))
 
     async def _ensure_topics(self) -> None:
