@@ -12,6 +12,9 @@ ARGS ?=
 SEED ?= 1
 REQUESTS ?= 5000
 FAULTS ?= 30
+SEEDS ?= 1000
+FROM ?= 1
+VERBOSE ?=
 PYTHON ?=
 
 comma := ,
@@ -22,11 +25,11 @@ uv = env -u VIRTUAL_ENV -u UV_PYTHON UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWN
 stage = @echo "== $(1)"; start=$$(date +%s); code=0; $(2) || code=$$?; \
 	echo "== $(1): $$(if [ $$code = 0 ]; then echo ok; else echo failed; fi) after $$(($$(date +%s) - start)) s"; exit $$code
 
-.PHONY: help demo test check lint types imports bench chaos fmt clean
+.PHONY: help demo test check lint types imports chaos-sim chaos bench fmt clean
 .DEFAULT_GOAL := help
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1 | \2/p' Makefile | column -t -s '|' 2>/dev/null || grep '## ' Makefile
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1 | \2/p' Makefile | column -t -s '|' 2>/dev/null || grep '## ' Makefile
 
 demo: .venv/.core ## the stack, a real model and twenty prompts, then a clean stop
 	@$(BIN)/forebay demo $(engine_options)
@@ -44,6 +47,9 @@ types: .venv/.dev ## mypy, strict
 
 imports: .venv/.dev ## which package may import which
 	$(call stage,imports,$(BIN)/lint-imports)
+
+chaos-sim: .venv/.dev ## seeded chaos under virtual time: SEEDS=1000 FROM=1, VERBOSE=1 prints the events
+	@$(BIN)/python tests/simulation/chaos.py --seeds $(SEEDS) --from $(FROM) $(if $(VERBOSE),--verbose)
 
 bench: .venv/.dev ## figures, by row: ROWS=1,2,3,17
 	@$(BIN)/python tests/benchmarks/run.py --rows $(ROWS)

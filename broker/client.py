@@ -21,15 +21,17 @@ from broker.assembly import StreamItem
 from broker.discovery import discover
 from broker.errors import ClientClosed, ClientTimeout
 from broker.inbox import Inbox
-from broker.requests import Prepared, RequestLike, prepare
+from broker.requests import Prepared, RequestLike, cancelling, prepare
 from broker.sending import Sender
 from broker.subscription import Start, Subscription
 from broker.transport.connect import connect
 from broker.transport.protocol import Outgoing, Transport
 from broker.waiting import ResultStream, Waiter
 from schemas import headers
+from schemas.addresses import check_bootstrap
 from schemas.config import Config
-from schemas.errors import ErrorCode
+from schemas.control import batch_name
+from schemas.errors import ConfigError, ErrorCode
 from schemas.headers import Headers
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
@@ -38,6 +40,7 @@ from schemas.topics import Topics
 TIMEOUT_S = 600.0
 DEADLINE_GRACE_S = 2.0  # a terminal result that says the same with more detail may be on its way
 IN_FLIGHT_MAX = 1_000
+CLOSED = "the client is closed: make a new one"
 
 
 class Client:
@@ -69,6 +72,11 @@ class Client:
     ) -> None:
         found = config if isinstance(config, Config) else discover(Path(config) if config else None)
         if bootstrap is not None:
+            try:
+                check_bootstrap(bootstrap)
+            except ValueError as error:
+                message = f"`bootstrap`: {error}"
+                raise ConfigError(message) from None
             found = structs.replace(found, kafka=structs.replace(found.kafka, bootstrap=bootstrap))
         self.config = found
         self.topics = Topics(found.kafka.topic_prefix)
@@ -87,8 +95,7 @@ class Client:
             ClientClosed: The client was closed before.
         """
         if self._closed:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         self._starting = self._starting or asyncio.Lock()
         async with self._starting:
             if self._open is None:
@@ -127,6 +134,7 @@ class Client:
         service_class: ServiceClass = "interactive",
         timeout_s: float | None = None,
         traceparent: str | None = None,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> InferenceResult:
         """Send a request and wait for its terminal result, whatever its status is.
@@ -140,6 +148,7 @@ class Client:
             timeout_s: How long to wait; the client's own by default. The request's `deadline` ends the wait too, with
                 a result that is `expired`.
             traceparent: Passed through to the result's headers (W3C trace context).
+            batch: A name by which `cancel` takes requests together.
             fields: Fields of the request, before those of `request`.
 
         Raises:
@@ -148,7 +157,8 @@ class Client:
             TransportError: Kafka refused the request, or could not be reached.
         """
         prepared = self._prepare(request, fields)
-        async with contextlib.aclosing(self._run(prepared, service_class, timeout_s, traceparent, streams=False)) as items:
+        named = _headers(traceparent=traceparent, batch=batch)
+        async with contextlib.aclosing(self._run(prepared, service_class, timeout_s, named, streams=False)) as items:
             async for item in items:
                 if isinstance(item, InferenceResult):
                     return item
@@ -162,6 +172,7 @@ class Client:
         service_class: ServiceClass = "interactive",
         timeout_s: float | None = None,
         traceparent: str | None = None,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> ResultStream:
         """Send a request and give its tokens as they come; arguments and errors as for `submit`.
@@ -170,7 +181,8 @@ class Client:
             An async iterator of `TokenChunk` and, rarely, `StreamRestarted`; at its end `.result` is the terminal result.
         """
         prepared = self._prepare(request, {**fields, "stream": True})
-        return ResultStream(prepared.id, self._run(prepared, service_class, timeout_s, traceparent, streams=True))
+        named = _headers(traceparent=traceparent, batch=batch)
+        return ResultStream(prepared.id, self._run(prepared, service_class, timeout_s, named, streams=True))
 
     async def send(
         self,
@@ -180,6 +192,7 @@ class Client:
         result_partition: int | None = None,
         traceparent: str | None = None,
         replay: bool = False,
+        batch: str | None = None,
         **fields: Any,  # noqa: ANN401 - the schema checks them
     ) -> str:
         """Send a request and give its id once Kafka has acknowledged it; read its result with `results`.
@@ -192,6 +205,7 @@ class Client:
             result_partition: Where the result shall come; by the id's hash by default.
             traceparent: Passed through to the result's headers.
             replay: Run it again although its id was sent before.
+            batch: A name by which `cancel` takes requests together.
             fields: Fields of the request, before those of `request`.
 
         Raises:
@@ -199,8 +213,8 @@ class Client:
             TransportError: Kafka refused the request, or could not be reached.
         """
         prepared = self._prepare(request, fields)
+        extra = _headers(result_partition, traceparent, batch, replay=replay)
         await self.start()
-        extra = _headers(result_partition, traceparent, replay=replay)
         await (await self._queue(prepared, service_class, extra))
         return prepared.id
 
@@ -212,6 +226,7 @@ class Client:
         result_partition: int | None = None,
         in_flight_max: int = IN_FLIGHT_MAX,
         replay: bool = False,
+        batch: str | None = None,
     ) -> AsyncGenerator[str, None]:
         """Send many requests and give each id, in order, once Kafka has acknowledged it; ids are taken as by `send`.
 
@@ -221,13 +236,14 @@ class Client:
             result_partition: Where the results shall come; by the ids' hashes by default.
             in_flight_max: How many may be unacknowledged.
             replay: Run them again although their ids were sent before.
+            batch: A name by which `cancel` takes requests together.
 
         Raises:
             InvalidMessage: The schema refuses a request; those before it were sent.
             TransportError: Kafka refused a request, or could not be reached.
         """
+        extra = _headers(result_partition, batch=batch, replay=replay)
         await self.start()
-        extra = _headers(result_partition, replay=replay)
         pending: deque[tuple[str, asyncio.Task[None]]] = deque()
         try:
             async for request in _each(requests):
@@ -244,6 +260,27 @@ class Client:
         finally:
             for _, acknowledged in pending:
                 acknowledged.cancel()
+
+    # -- cancel -----------------------------------------------------------------------------------------------------
+
+    async def cancel(self, id: str | None = None, *, tenant: str | None = None, batch: str | None = None) -> None:  # noqa: A002
+        """Cancel requests; at least one of the three is given, and what answers to all that are given is cancelled.
+
+        Returns once Kafka has acknowledged it. Each request that had not ended by then, wherever it is, ends as
+        `cancelled`, or in another way if that came first: its one result tells. What is sent later is not touched.
+
+        Args:
+            id: A request's id; alone, that of any tenant.
+            tenant: Whose requests; alone, all of them.
+            batch: The name given as `batch` when they were sent.
+
+        Raises:
+            InvalidMessage: Nothing is given, or a name cannot be one; nothing was cancelled.
+            TransportError: Kafka refused it, or could not be reached.
+        """
+        record = cancelling(id, tenant, batch, self.topics)
+        await self.start()
+        await (await self._parts.sender.queue(record))
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -264,6 +301,7 @@ class Client:
         *,
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> Subscription:
@@ -273,6 +311,7 @@ class Client:
             from_: `beginning`, `latest`, one offset for all partitions, or partition -> offset (see `positions`).
             follow: Whether to wait for those to come; else it ends at what is there when it begins.
             ids: Only these requests' results; it ends once all were given.
+            replays: Only the results of what was put back from these dead letters (`partition/offset`), likewise.
             partitions: Only these partitions of the results topic.
             timeout_s: How long to wait for the next one; `TimeoutError` then. For ever by default.
 
@@ -285,6 +324,7 @@ class Client:
             start=from_,
             follow=follow,
             ids=ids,
+            replays=replays,
             partitions=partitions,
             timeout_s=timeout_s,
         )
@@ -298,8 +338,7 @@ class Client:
     @property
     def _parts(self) -> "_Parts":
         if self._open is None:
-            message = "the client is closed: make a new one"
-            raise ClientClosed(message)
+            raise ClientClosed(CLOSED)
         return self._open
 
     def _prepare(self, request: RequestLike | None, fields: dict[str, Any]) -> Prepared:
@@ -316,7 +355,7 @@ class Client:
         prepared: Prepared,
         service_class: ServiceClass,
         timeout_s: float | None,
-        traceparent: str | None,
+        named: Headers,
         *,
         streams: bool,
     ) -> AsyncGenerator[StreamItem | InferenceResult, None]:
@@ -335,7 +374,7 @@ class Client:
                 inbox = self._parts.inbox
                 partition = await inbox.open()
                 await inbox.expect(waiter)
-                extra = _headers(partition, traceparent, asker=waiter.asker)
+                extra = (*named, *_headers(partition, asker=waiter.asker))
                 await (await self._queue(prepared, service_class, extra))
             while True:
                 async with asyncio.timeout_at(limit):
@@ -362,7 +401,12 @@ class _Parts(NamedTuple):
 
 
 def _headers(
-    partition: int | None, traceparent: str | None = None, *, asker: bytes | None = None, replay: bool = False
+    partition: int | None = None,
+    traceparent: str | None = None,
+    batch: str | None = None,
+    *,
+    asker: bytes | None = None,
+    replay: bool = False,
 ) -> Headers:
     """What a request's record says beside its content type."""
     out: list[tuple[str, bytes]] = []
@@ -370,6 +414,8 @@ def _headers(
         out.append((headers.RESULT_PARTITION, headers.pack_number(partition)))
     if traceparent is not None:
         out.append((headers.TRACEPARENT, traceparent.encode()))
+    if batch is not None:
+        out.append((headers.BATCH, batch_name(batch).encode()))
     if asker is not None:
         out.append((headers.CLIENT, asker))
     if replay:

@@ -3,7 +3,9 @@
     ClientError
     ├── ClientTimeout    no terminal result came in time; the request may still be answered
     ├── ClientClosed     the client was closed, or a call was made after that
-    └── TooManyWaiting   more requests wait for their results than the client's bound
+    ├── TooManyWaiting   more requests wait for their results than the client's bound
+    ├── NotReplayable    a dead letter that cannot be put back
+    └── ReplayOvertaken  somebody else puts back the same dead letters
 
 A request that the schema refuses is `schemas.InvalidMessage`; what Kafka does is `broker.transport.TransportError`.
 """
@@ -36,3 +38,11 @@ class ClientClosed(ClientError):
 
 class TooManyWaiting(ClientError):
     """The client's bound of waiting requests is reached."""
+
+
+class NotReplayable(ClientError):
+    """A dead letter that was cut, or whose class nobody knows."""
+
+
+class ReplayOvertaken(ClientError):
+    """Somebody else puts back dead letters of the same partition."""

@@ -96,7 +96,7 @@ def request_of(
     try:
         return msgspec.convert(raw, StrictRequest)
     except msgspec.ValidationError as error:
-        raise _in_their_words(invalid(error), limit_name) from None
+        raise _in_their_words(invalid(error, kind=StrictRequest), limit_name) from None
 
 
 def response_body(endpoint: Endpoint, result: InferenceResult, created_s: int, model: str) -> Json:

@@ -1,4 +1,4 @@
-"""Reading partitions by hand, on and on: connections are made anew, positions are kept."""
+"""Reading partitions by hand, on and on or up to their ends: connections are made anew, positions are kept."""
 
 import asyncio
 import logging
@@ -13,6 +13,9 @@ log = logging.getLogger("forebay.client")
 BACKOFF_S = 0.2
 BACKOFF_S_MAX = 5.0
 RECORDS_MAX = 2_000
+QUIET_MS = 750  # partitions that give nothing for so long, twice, on a cluster that answers, have nothing more
+QUIET_ROUNDS = 2
+PATIENCE_S = 30.0
 
 
 class PartitionReader:
@@ -115,6 +118,51 @@ class PartitionReader:
             await self.close()
         except TransportError as error:
             log.debug("close_failed error=%s", error)
+
+
+class BoundedReader:
+    """Reads what lies below given ends, which may be markers of transactions that no reader ever gets.
+
+    Args:
+        reader: Stands where reading begins, and should have `PATIENCE_S`; whoever made it closes it.
+        ends: Partition -> the first offset that is not wanted.
+    """
+
+    def __init__(self, reader: PartitionReader, ends: Mapping[TopicPartition, int]) -> None:
+        self._reader = reader
+        self.ends = dict(ends)
+        self._quiet_rounds = 0
+
+    @property
+    def behind(self) -> list[TopicPartition]:
+        """The partitions that may have more to give."""
+        return [tp for tp, end in self.ends.items() if self._reader.positions[tp] < end]
+
+    async def poll(self, partitions: Sequence[TopicPartition]) -> list[Record]:
+        """Read what is at hand of some of those that are `behind`; nothing where it takes longer.
+
+        Partitions that give nothing twice in a row are taken to be at their ends, if the cluster answers at once: while
+        it is away they are quiet too.
+
+        Raises:
+            TransportError: The cluster is away for too long: what is missing is not known.
+        """
+        records = await self._reader.poll(partitions, QUIET_MS)
+        if not records:
+            await self._settle(partitions)
+            return []
+        self._quiet_rounds = 0
+        return [r for r in records if r.offset < self.ends[TopicPartition(r.topic, r.partition)]]
+
+    async def _settle(self, quiet: Sequence[TopicPartition]) -> None:
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
+        await self._reader.bounds(quiet)
+        self._quiet_rounds = self._quiet_rounds + 1 if loop.time() - asked < QUIET_MS / 1000 else 0
+        if self._quiet_rounds >= QUIET_ROUNDS:
+            self._quiet_rounds = 0
+            for tp in quiet:
+                self.ends[tp] = self._reader.positions[tp]
 
 
 def _give_up(error: TransportError) -> NoReturn:

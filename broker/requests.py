@@ -6,10 +6,13 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
+from broker.transport.protocol import Outgoing
 from schemas import codecs, headers
+from schemas.control import cancel_of, encode_control
 from schemas.errors import InvalidMessage
 from schemas.ids import new_id
 from schemas.messages import InferenceRequest
+from schemas.topics import Topics
 
 RequestLike = InferenceRequest | Mapping[str, Any] | str
 
@@ -52,6 +55,16 @@ def prepare(
         message = f"the request is {len(value)} bytes: expected at most {record_bytes_max - OVERHEAD_BYTES}"
         raise InvalidMessage(message)
     return Prepared(str(raw["id"]), request, value)
+
+
+def cancelling(id: str | None, tenant: str | None, batch: str | None, topics: Topics) -> Outgoing:  # noqa: A002 - its name
+    """Write the record that cancels what answers to everything given.
+
+    Raises:
+        InvalidMessage: Nothing is given, or a name cannot be one.
+    """
+    value = encode_control(cancel_of(id, tenant, batch))
+    return Outgoing(topics.control, value, value, partition=0)
 
 
 def _plain(given: RequestLike | None) -> dict[str, Any]:

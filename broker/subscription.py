@@ -1,7 +1,8 @@
 """Reading results: past ones and those that come, each request's first one only.
 
 Nothing but read_committed records is given, from all partitions or from some; results of one partition come in the
-order in which they were written. Repeats are dropped by (tenant, request id), of which the last `SEEN_MAX` are kept.
+order in which they were written. Repeats are dropped by (tenant, request id), of which the last `SEEN_MAX` are kept; the
+result of a dead letter that was put back is no repeat of the one that came before.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
-from broker.reading import PartitionReader, partitions_of
-from broker.transport.protocol import Record, TopicPartition, Transport
+from broker.dead_letters import parse_place
+from broker.reading import PATIENCE_S, BoundedReader, PartitionReader, partitions_of
+from broker.transport.protocol import Record, Transport
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
 from schemas.messages import InferenceResult
@@ -23,9 +25,6 @@ Start = Literal["beginning", "latest"] | int | Mapping[int, int]
 
 SEEN_MAX = 200_000
 POLL_MS = 500
-QUIET_MS = 750  # partitions that give nothing for so long, twice, on a cluster that answers, have nothing more
-QUIET_ROUNDS = 2
-PATIENCE_S = 30.0
 
 
 class Found(NamedTuple):
@@ -45,6 +44,7 @@ class Subscription:
         start: `beginning`, `latest`, one offset for all partitions, or partition -> offset.
         follow: Whether to wait for results to come; else it ends at what is there when it begins.
         ids: Only these requests' results; it ends once all were given.
+        replays: Only the results of what was put back from these dead letters (`partition/offset`), likewise.
         partitions: Only these partitions; all by default.
         timeout_s: Raise `TimeoutError` where no result comes for so long; None to wait for ever.
 
@@ -60,18 +60,19 @@ class Subscription:
         start: Start = "latest",
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self._transport, self._topic, self._start, self._follow = transport, topic, start, follow
-        self._left = None if ids is None else set(ids)
+        self._ids = None if ids is None else set(ids)  # not given yet
+        self._replays = None if replays is None else set(replays)
         self._only, self._timeout_s = partitions, timeout_s
         self.positions: dict[int, int] = {}
-        self._seen: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._seen: OrderedDict[tuple[str, str, str], None] = OrderedDict()
         self._ready: deque[Found] = deque()
         self._reader: PartitionReader | None = None
-        self._ends: dict[TopicPartition, int] = {}
-        self._quiet_rounds = 0
+        self._bounded: BoundedReader | None = None  # where it ends at what is there
         self._closed = False
 
     def __aiter__(self) -> AsyncIterator[InferenceResult]:
@@ -100,7 +101,8 @@ class Subscription:
                 raise
             for tp, (first, end) in bounds.items():
                 reader.move(tp, self._first_offset(tp.partition, first, end))
-            self._ends = {tp: end for tp, (_, end) in bounds.items()}
+            if not self._follow:
+                self._bounded = BoundedReader(reader, {tp: end for tp, (_, end) in bounds.items()})
             self.positions = {tp.partition: offset for tp, offset in reader.positions.items()}
             self._reader = reader
         return self
@@ -144,6 +146,11 @@ class Subscription:
         """Let go."""
         await self.aclose()
 
+    @property
+    def missing(self) -> set[str]:
+        """Of the requests or replays that were asked for, those whose result was not given yet."""
+        return (self._ids or set()) | (self._replays or set())
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _first_offset(self, partition: int, first: int, end: int) -> int:
@@ -156,42 +163,26 @@ class Subscription:
 
     async def _fill(self) -> None:
         """Read until there is something to give, or nothing more."""
-        reader = self._reader
-        while reader is not None and not self._ready and (self._left is None or self._left):
-            if self._follow:
+        reader, bounded = self._reader, self._bounded
+        while reader is not None and not self._ready and self._wants_more():
+            if bounded is None:
                 records = await reader.poll(list(reader.positions), POLL_MS)
+            elif behind := bounded.behind:
+                records = await bounded.poll(behind)
             else:
-                behind = [tp for tp, end in self._ends.items() if reader.positions[tp] < end]
-                if not behind:
-                    return
-                records = await reader.poll(behind, QUIET_MS)
-                if records:
-                    self._quiet_rounds = 0
-                else:
-                    await self._settle(reader, behind)
+                return
             for record in records:
                 self._take(record)
 
-    async def _settle(self, reader: PartitionReader, quiet: list[TopicPartition]) -> None:
-        """Partitions gave nothing: what lies below their ends is markers only, provided that the cluster is well.
-
-        It counts as well where it answers at once, twice in a row: while it is away partitions are quiet too.
-
-        Raises:
-            TransportError: It does not answer: what is missing is not known.
-        """
-        loop = asyncio.get_running_loop()
-        asked = loop.time()
-        await reader.bounds(quiet)
-        self._quiet_rounds = self._quiet_rounds + 1 if loop.time() - asked < QUIET_MS / 1000 else 0
-        if self._quiet_rounds >= QUIET_ROUNDS:
-            for tp in quiet:
-                self._ends[tp] = reader.positions[tp]
+    def _wants_more(self) -> bool:
+        asked = [left for left in (self._ids, self._replays) if left is not None]
+        return all(asked)
 
     def _take(self, record: Record) -> None:
-        if not self._follow and record.offset >= self._ends[TopicPartition(record.topic, record.partition)]:
+        replay = str(parse_place(headers.text(record.headers, headers.REPLAY) or "") or "")
+        if self._replays is not None and replay not in self._replays:
             return
-        if self._left is not None and (record.key or b"").decode("utf-8", "replace") not in self._left:
+        if self._ids is not None and (record.key or b"").decode("utf-8", "replace") not in self._ids:
             return
         content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
         try:
@@ -199,12 +190,14 @@ class Subscription:
         except InvalidMessage as error:
             log.warning("record_unreadable topic=%s offset=%d error=%s", record.topic, record.offset, error)
             return
-        key = (result.tenant, result.request_id)
+        key = (result.tenant, result.request_id, replay)
         if key in self._seen:
             return
         self._seen[key] = None
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
-        if self._left is not None:
-            self._left.discard(result.request_id)
+        if self._ids is not None:
+            self._ids.discard(result.request_id)
+        if self._replays is not None:
+            self._replays.discard(replay)
         self._ready.append(Found(result, record.partition, record.offset))

@@ -2,13 +2,15 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Collection, Coroutine, Generator, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker.assembly import StreamItem
-from broker.client import IN_FLIGHT_MAX, Client
+from broker.client import CLOSED, IN_FLIGHT_MAX, Client
+from broker.errors import ClientClosed
 from broker.requests import RequestLike
 from broker.subscription import Start
 from schemas.messages import InferenceResult, ServiceClass
@@ -53,6 +55,8 @@ class SyncClient:
     def __init__(self, *arguments: Any, **named: Any) -> None:  # noqa: ANN401 - those of Client
         self.inner = Client(*arguments, **named)
         self._loop = asyncio.new_event_loop()
+        self._gate = threading.Lock()  # what gets past it before `close` does is on the loop before `close` is
+        self._closed = False
         self._thread = threading.Thread(target=self._loop.run_forever, name="forebay-client", daemon=True)
         self._thread.start()
 
@@ -89,10 +93,20 @@ class SyncClient:
         return self.wait(self.inner.send(request, service_class=service_class, **fields))
 
     def send_many(
-        self, requests: Iterable[RequestLike], *, service_class: ServiceClass = "batch", in_flight_max: int = IN_FLIGHT_MAX
+        self,
+        requests: Iterable[RequestLike],
+        *,
+        service_class: ServiceClass = "batch",
+        in_flight_max: int = IN_FLIGHT_MAX,
+        batch: str | None = None,
     ) -> Generator[str, None, None]:
         """Send many requests and give each id once it is acknowledged; see `Client.send_many`."""
-        return self.each(self.inner.send_many(requests, service_class=service_class, in_flight_max=in_flight_max))
+        sending = self.inner.send_many(requests, service_class=service_class, in_flight_max=in_flight_max, batch=batch)
+        return self.each(sending)
+
+    def cancel(self, id: str | None = None, *, tenant: str | None = None, batch: str | None = None) -> None:  # noqa: A002
+        """Cancel requests; see `Client.cancel`."""
+        self.wait(self.inner.cancel(id, tenant=tenant, batch=batch))
 
     def results(
         self,
@@ -100,19 +114,22 @@ class SyncClient:
         *,
         follow: bool = True,
         ids: Collection[str] | None = None,
+        replays: Collection[str] | None = None,
         timeout_s: float | None = None,
     ) -> Generator[InferenceResult, None, None]:
         """Read results; see `Client.results`. Where reading begins is fixed before this returns."""
-        subscription = self.inner.results(from_, follow=follow, ids=ids, timeout_s=timeout_s)
+        subscription = self.inner.results(from_, follow=follow, ids=ids, replays=replays, timeout_s=timeout_s)
         self.wait(subscription.open())
         return self.each(subscription)
 
     def close(self) -> None:
-        """Let go of everything."""
-        if self._loop.is_closed():
-            return
+        """Let go of everything; other threads that still wait get `ClientClosed`."""
+        with self._gate:
+            if self._closed:
+                return
+            self._closed = True
         try:
-            self.wait(self.inner.close(), CLOSE_S)
+            asyncio.run_coroutine_threadsafe(_end(self.inner), self._loop).result(CLOSE_S)
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CLOSE_S)
@@ -132,11 +149,21 @@ class SyncClient:
         self.close()
 
     def wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the client's loop to its end; when this thread is interrupted, it is cancelled."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        """Run a coroutine on the client's loop to its end; when this thread is interrupted, it is cancelled.
+
+        Raises:
+            ClientClosed: The client was closed before, or meanwhile.
+        """
+        with self._gate:
+            if self._closed:
+                coroutine.close()
+                raise ClientClosed(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError:
+            if self._closed:
+                raise ClientClosed(CLOSED) from None
             raise
         except BaseException:
             future.cancel()
@@ -151,9 +178,20 @@ class SyncClient:
                 except StopAsyncIteration:
                     return
         finally:
-            if not self._loop.is_closed():
+            with contextlib.suppress(ClientClosed):
                 self.wait(source.aclose(), CLOSE_S)
 
 
 async def _next(source: AsyncIterator[T] | AsyncGenerator[T, None]) -> T:
     return await anext(source)
+
+
+async def _end(client: Client) -> None:
+    """Close a client, and cancel what else runs on its loop: nobody would run it on once the loop stands still."""
+    try:
+        await client.close()
+    finally:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

@@ -14,13 +14,13 @@ from engine_consumers.errors import ENGINE_DEAD
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
 from memory_coordinator import RedisSeenLog, StatusBoard
+from memory_coordinator.board import Board
 from schemas.config import Config
 from schemas.errors import ConfigError
 
 log = logging.getLogger("forebay.process")
 
 OnStop = Callable[[Callable[[], None]], None]  # told what to call when the process is to leave in good order
-CHECK_S = 14.0  # to find out that Kafka or Redis is not there
 
 
 async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> int:
@@ -39,7 +39,7 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
     seen_log = RedisSeenLog(config.redis, config.kafka.topic_prefix, *bounds)
     relax_collector()
     try:
-        await _reach(transport, board)
+        await reach(transport, board)
         service = DispatcherService(config, transport, board, name or default_name("dispatcher"), seen_log=seen_log)
         on_stop(service.stop)
         await service.run()
@@ -71,7 +71,7 @@ async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = 
         raise ConfigError(message) from None
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     try:
-        await _reach(transport, board)
+        await reach(transport, board)
         worker = Worker(config, engine, made, transport, board, name or default_name(engine))
         on_stop(worker.stop)
         await worker.run()
@@ -92,9 +92,16 @@ def default_name(role: str) -> str:
     return f"{role}-{socket.gethostname()}-{os.getpid()}"
 
 
-async def _reach(transport: Transport, board: StatusBoard) -> None:
-    async with asyncio.timeout(CHECK_S):
-        await asyncio.gather(transport.check(), board.check())
+async def reach(transport: Transport, board: Board) -> None:
+    """Find out that Kafka and Redis are there; each has a time limit of its own.
+
+    Raises:
+        TransportError, ConnectionError: One is not. Raised once both have ended: who is left in the middle of connecting
+            leaves a connection open, and the event loop says so beside our own line.
+    """
+    for outcome in await asyncio.gather(transport.check(), board.check(), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def log_to_stderr(level: str) -> None:

@@ -6,17 +6,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
-from dispatcher.core import Arrived, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
+from dispatcher.rescue import Rescue
+from dispatcher.trim import Trim
 from memory_coordinator.seen import SeenLog
-from schemas import headers
+from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
@@ -29,6 +32,7 @@ TICK_S = 0.05
 REFRESH_S = 30.0
 LOOKUP_S = 5.0
 REPLY_TOPICS_MAX = 10_000
+_CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled before it was queued")
 
 
 def now_ms() -> int:
@@ -58,9 +62,11 @@ class Active:
         seen_log: SeenLog | None = None,
     ) -> None:
         self._config, self._transport, self._clock = config, transport, clock
+        self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._repeats = Repeats(config.dispatcher, seen_log, clock)
+        self._control = ControlLog(transport, self._topics)
+        self._repeats = Repeats(config.dispatcher, seen_log, clock, self._control.cancels)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
         self._classes: dict[str, ServiceClass] = {
             self._topics.requests("interactive"): "interactive",
@@ -77,19 +83,26 @@ class Active:
 
         Raises:
             OffsetGone: Where accepted records are not there any more.
+            TransportError: A topic is missing, or the control topic could not be read to its end.
         """
         self._admin = await self._transport.admin()
         background: list[asyncio.Task[None]] = []
         try:
+            await self._control.replay()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
-            background = [asyncio.ensure_future(each) for each in (self._tick(), self._refresh(), self._repeats.write_behind())]
+            rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
+            trim = Trim(self._config, self._transport, self._admin, self._clock)
+            kept = self._control.run(self._cancelled), self._repeats.write_behind()
+            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run()
+            background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:
             for task in [*background, *self._lookups.values()]:
                 task.cancel()
             await asyncio.gather(*background, *self._lookups.values(), return_exceptions=True)
             await self._repeats.close()
+            await self._control.close()
             await self._admin.close()
 
     def stop(self) -> None:
@@ -119,6 +132,9 @@ class Active:
     def noted(self, work: Work) -> None:
         """No notes are written here."""
 
+    def moved(self) -> None:
+        """Nobody needs to hear of it."""
+
     def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
         service_class = self._classes.get(record.topic)
@@ -128,7 +144,7 @@ class Active:
         elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:
             self._check_reply(admitted)
         else:
-            self._arrive(admitted)
+            self._admit(admitted)
 
     def flush(self) -> None:
         """A batch is in hand: decide."""
@@ -147,17 +163,24 @@ class Active:
         self._repeats.finished(work)
         self._machine.handle(Sent(work, places[0][1] if places else None), self._clock())
 
-    def _arrive(self, item: Item) -> None:
-        """Take a sound request in, unless another record's result answers it."""
+    def _admit(self, item: Item) -> None:
+        """Take a request in, unless it was cancelled or another record's result answers it."""
         now_ms = self._clock()
-        if self._repeats.is_repeat(item, now_ms):
+        if self._is_cancelled(item):
+            self._finish(Finish(item, "cancelled", _CANCELLED))
+        elif self._repeats.is_repeat(item, now_ms):
             self._hop.finish(item.work, [])
-            return
-        effects = self._machine.handle(Arrived(item), now_ms)
-        if effects:
+        elif effects := self._machine.handle(Arrived(item), now_ms):
             self._do(effects)  # refused: it may come again
         else:
             self._repeats.remember(item, now_ms)
+
+    def _is_cancelled(self, item: Item) -> bool:
+        return self._control.cancels.covers(item.envelope, item.headers)
+
+    def _cancelled(self) -> None:
+        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+        self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
 
     # -- effects ---------------------------------------------------------------------------------------------------------
 
@@ -217,8 +240,8 @@ class Active:
             if self._admin is None or len(self._reply_partitions) >= REPLY_TOPICS_MAX:
                 self._reply_partitions.clear()
             admin = self._admin
-            found = None if admin is None else await asyncio.wait_for(admin.partitions(topic), LOOKUP_S)
-            self._reply_partitions[topic] = found
+            async with asyncio.timeout(LOOKUP_S):
+                self._reply_partitions[topic] = None if admin is None else await admin.partitions(topic)
         except (TransportError, TimeoutError, OSError) as error:
             log.warning("reply_topic_unknown topic=%s error=%r", topic, error)
         self._lookups.pop(item.work, None)
@@ -235,7 +258,7 @@ class Active:
         elif wished is not None and (partition is None or not 0 <= partition < count):
             self._refuse_reply(item, f"reply topic {topic!r} has no such partition: it has {count}", headers.REPLY_PARTITION)
         else:
-            self._arrive(item)
+            self._admit(item)
 
     def _refuse_reply(self, item: Item, message: str, param: str = headers.REPLY_TOPIC) -> None:
         item.headers = headers.without(item.headers, headers.REPLY_TOPIC)
@@ -276,6 +299,8 @@ class Active:
 
 
 def _original(item: Item) -> Record:
-    """The record in hand, for its dead letter."""
+    """The record in hand with its envelope, for its dead letter."""
     (topic, partition), offset = item.work
-    return Record(topic, partition, offset, item.envelope.id.encode(), item.value, item.headers, item.envelope.received_at_ms)
+    envelope = item.envelope
+    known = (*item.headers, (headers.ENVELOPE, codecs.encode_envelope(envelope)))
+    return Record(topic, partition, offset, envelope.id.encode(), item.value, known, envelope.received_at_ms)

@@ -11,8 +11,10 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from msgspec import structs
 from redis.exceptions import RedisError
 
+from broker.transport.cancels import Cancels
 from broker.transport.errors import TransportError
 from broker.transport.ledger import Ledger
 from broker.transport.protocol import Admin, TopicPartition, Transport
@@ -37,9 +39,11 @@ class Repeats:
         config: The window and its bound.
         seen_log: What the term before left, and where this one leaves its own; None: nowhere.
         clock: Unix time in milliseconds.
+        cancels: What was cancelled: a cancelled request answers no later one.
     """
 
-    def __init__(self, config: DispatcherConfig, seen_log: SeenLog | None, clock: Callable[[], int]) -> None:
+    def __init__(self, config: DispatcherConfig, seen_log: SeenLog | None, clock: Callable[[], int], cancels: Cancels) -> None:
+        self._cancels = cancels
         window_ms, self._ids_max, self._clock = config.idempotency_window_ms, config.idempotency_ids_max, clock
         self._log = seen_log if window_ms else None
         self._seen = Seen(window_ms, self._ids_max)
@@ -53,14 +57,16 @@ class Repeats:
         key = item.seen_key
         if key is None or not self._seen.is_repeat(key, item.envelope.origin, now_ms):
             return False
-        self.suppressed += 1
         envelope, first = item.envelope, self._seen.first(key, now_ms)
+        if first is None or self._cancels.covers(structs.replace(envelope, received_at_ms=first[0]), item.headers):
+            return False
+        self.suppressed += 1
         log.info(
             "request_repeated id=%s tenant=%s topic=%s partition=%d offset=%d first=%s suppressed=%d",
             envelope.id,
             envelope.tenant,
             *envelope.origin,
-            first,
+            first[1],
             self.suppressed,
         )
         return True
@@ -119,7 +125,8 @@ class Repeats:
         """Write what is left, within a bounded time."""
         if self._log is not None:
             try:
-                await asyncio.wait_for(self._write(self._log), LAST_WRITE_S)
+                async with asyncio.timeout(LAST_WRITE_S):
+                    await self._write(self._log)
             except TimeoutError:
                 log.warning("seen_unwritten reason=timeout")
 

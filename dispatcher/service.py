@@ -76,8 +76,10 @@ class DispatcherService:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
-            await self._end_term()
-            await self._control.close()
+            try:
+                await self._end_term()
+            finally:
+                await self._control.close()
 
     # -- the election's listener -----------------------------------------------------------------------------------
 

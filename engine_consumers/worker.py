@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from redis.exceptions import RedisError
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
@@ -45,6 +46,7 @@ DEAD_DRAIN_MS = 5_000
 CLOSE_S = 10.0
 WATCH_S = 0.25
 LATE_S = 4 * WATCH_S  # after which it was this process that stood still, not its runs
+CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled")
 EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed", "deadline")
 
 
@@ -82,10 +84,12 @@ class Worker:
         self._topics = Topics(config.kafka.topic_prefix)
         self._runner = Runner(name, config.pool(name), worker, clock())
         self._use(config.topics.result_partitions)
+        self._control = ControlLog(transport, self._topics)
         self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop)
         self._lifecycle = Lifecycle(self._spec.slots)
         self._jobs: dict[Work, Job] = {}  # in hand
         self._tickets: dict[int, Job] = {}  # in hand, or aborting
+        self._settling: dict[Work, int] = {}  # ran alone, its end not durable yet -> ticket
         self._taken = 0
         self._chunks: ChunkPublisher | None = None
         self._changed = asyncio.Event()
@@ -102,12 +106,13 @@ class Worker:
         producer = await self._transport.producer()
         background: list[asyncio.Task[None]] = []
         try:
+            await self._control.replay()
             await self._learn_partitions()
             self._chunks = ChunkPublisher(producer, self._topics.streams, self._config.worker)
             client_id = f"{self._runner.worker}@{self._runner.epoch}"  # a worker that comes back is another one
             await self._hop.subscribe(self._topics.engine(self._runner.pool), client_id)
-            loops = (self._chunks.run(), self._publish_status(), self._watch_engine(), self._watch_runs())
-            background = [asyncio.ensure_future(loop) for loop in loops]
+            watches = self._watch_engine(), self._watch_runs(), self._control.run(self._cancelled)
+            background = [asyncio.ensure_future(each) for each in (self._chunks.run(), self._publish_status(), *watches)]
             log.info("worker_up engine=%s worker=%s", self._name, self._runner.worker)
             await self._hop.run()
         finally:
@@ -149,6 +154,9 @@ class Worker:
         crashes = crashes_of(envelope.crashes, inherited)
         envelope = structs.replace(envelope, crashes=crashes)
         job = Job(self._taken, work, record, envelope, request, run_id(envelope.hop, inherited.takeovers), rank)
+        if self._control.cancels.covers(envelope, record.headers):
+            self._hop.finish(work, self._endings.failed(job, CANCELLED))
+            return
         if crashes >= self._config.worker.poison_crashes:
             log.error("request_poison id=%s crashes=%d", envelope.id, crashes)
             self._hop.finish(work, self._endings.failed(job, poison(crashes)))
@@ -161,9 +169,14 @@ class Worker:
 
     def drop(self, work: Work) -> None:
         """Its partition went to somebody else: stop its run."""
+        self._settle(work)
         job = self._jobs.pop(work, None)
         if job is not None:
             self._withdraw(job)
+
+    def moved(self) -> None:
+        """Tell at once where requests are to be sent."""
+        self._changed.set()
 
     def noted(self, work: Work) -> None:
         """It is on record that a suspect runs alone: it may begin."""
@@ -173,6 +186,7 @@ class Worker:
 
     def committed(self, work: Work, places: Sequence[Place]) -> None:  # noqa: ARG002 - all that counts is that it is over
         """A result is durable."""
+        self._settle(work)
         self._changed.set()
 
     # -- runs --------------------------------------------------------------------------------------------------------------
@@ -184,7 +198,7 @@ class Worker:
                 if job.task is None:
                     self._ended(effect.ticket)
                 else:
-                    job.task.cancel()
+                    self._stop(job)
             elif effect.alone:
                 log.warning("suspect_alone id=%s crashes=%d", job.envelope.id, job.envelope.crashes)
                 job.alone = True
@@ -213,13 +227,25 @@ class Worker:
             self._hop.finish(job.work, self._endings.failed(job, error))
         elif job.verdict is None:
             job.verdict = error
+            self._stop(job)
+
+    def _stop(self, job: Job) -> None:
+        """Stop a run, and see to it that the engine lets go of it."""
+        if job.task is not None:
             job.task.cancel()
             limit_s = self._config.worker.abort_timeout_ms / 1000
             asyncio.get_running_loop().call_later(limit_s, self._check_ended, job.ticket)
 
     def _ended(self, ticket: int) -> None:
-        del self._tickets[ticket]
-        self._do(self._lifecycle.handle(Ended(ticket)))
+        job = self._tickets.pop(ticket)
+        if self._settling.get(job.work) != ticket:
+            self._do(self._lifecycle.handle(Ended(ticket)))
+
+    def _settle(self, work: Work) -> None:
+        """The end of a suspect that ran alone is on record: others may run again."""
+        ticket = self._settling.pop(work, None)
+        if ticket is not None:
+            self._do(self._lifecycle.handle(Ended(ticket)))
 
     async def _serve(self, job: Job) -> None:
         """Run one request to its end."""
@@ -244,6 +270,8 @@ class Worker:
     def _finish(self, job: Job, outputs: list[Outgoing]) -> None:
         if self._jobs.get(job.work) is job:
             del self._jobs[job.work]
+            if job.alone:  # were another to crash the worker before this is on record, this one would be blamed
+                self._settling[job.work] = job.ticket
             self._hop.finish(job.work, outputs)
 
     def _failed(self, job: Job, error: ErrorInfo, generation: Generation | None) -> list[Outgoing]:
@@ -301,7 +329,8 @@ class Worker:
                 await asyncio.sleep(heartbeat_s)
             await asyncio.sleep(STATUS_GAP_S)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), heartbeat_s)
+                async with asyncio.timeout(heartbeat_s):
+                    await self._changed.wait()
 
     def status(self) -> EngineStatus:
         """What this worker says of itself now."""
@@ -356,6 +385,12 @@ class Worker:
                     message = f"no progress for {self._config.worker.stall_timeout_ms} ms (worker.stall_timeout_ms)"
                     self._end(job, ErrorInfo(ErrorCode.TIMEOUT, message))
 
+    def _cancelled(self) -> None:
+        """Something was cancelled: end what it covers, whether it waits or runs."""
+        for job in list(self._jobs.values()):
+            if self._control.cancels.covers(job.envelope, job.record.headers):
+                self._end(job, CANCELLED)
+
     def _check_ended(self, ticket: int) -> None:
         """An engine that does not let go of a run hangs: hand back what it has, and end the process."""
         if ticket not in self._tickets or self.engine_died:
@@ -378,5 +413,6 @@ class Worker:
                     log.error("task_failed task=%s error=%r", task.get_name(), error)
         with contextlib.suppress(RedisError, OSError):
             await self._board.remove(self._runner.pool, self._runner.worker)
+        await self._control.close()
         await producer.close()
         await self._engine.close()

@@ -76,9 +76,11 @@ class MemoryBoard:
                     for status in await self.read():
                         yield status
                 try:
-                    yield await asyncio.wait_for(queue.get(), max(due - loop.time(), 0.0))
+                    async with asyncio.timeout_at(due):
+                        status = await queue.get()
                 except TimeoutError:
                     continue
+                yield status
         finally:
             self._watchers.discard(queue)
 

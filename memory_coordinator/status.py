@@ -16,8 +16,9 @@ from redis.exceptions import RedisError
 
 from memory_coordinator.board import EXPIRY_HEARTBEATS
 from schemas import codecs, headers
+from schemas.addresses import REDIS_EXAMPLE
 from schemas.config import RedisConfig
-from schemas.errors import InvalidMessage
+from schemas.errors import ConfigError, InvalidMessage
 from schemas.messages import EngineStatus
 
 log = logging.getLogger("forebay.status")
@@ -32,16 +33,25 @@ class StatusBoard:
     Args:
         config: Where Redis is.
         prefix: The cell's topic prefix, also the first part of each key.
+
+    Raises:
+        ConfigError: The URL, or an option in it, is none that Redis's client knows.
     """
 
     def __init__(self, config: RedisConfig, prefix: str) -> None:
         timeout_s = config.timeout_ms / 1000
-        self._redis = Redis.from_url(
-            config.url,
-            socket_timeout=timeout_s,
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),  # every call here is idempotent
-        )
+        try:
+            self._redis = Redis.from_url(
+                config.url,
+                socket_timeout=timeout_s,
+                socket_connect_timeout=timeout_s,
+                retry=Retry(NoBackoff(), 1),  # every call here is idempotent
+            )
+            # An option that the client does not know is told by its first connection.
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
+        except (ValueError, TypeError) as error:
+            message = f"`redis.url`: {error}: expected a URL as in {REDIS_EXAMPLE}"
+            raise ConfigError(message) from None
         self._url, self._prefix = config.url, prefix
         self._channel = f"{prefix}:status"
 

@@ -91,6 +91,8 @@ def salvage(value: bytes | None, content_type: str = headers.JSON) -> dict[str, 
     """
     raw: object = None
     value = value or b""
+    if content_type != headers.MSGPACK:
+        value = faults.without_mark(value)
     try:
         raw = (msgspec.msgpack if content_type == headers.MSGPACK else msgspec.json).decode(value)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
+from schemas.addresses import check_bootstrap, check_redis_url
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
@@ -83,6 +84,7 @@ class HopConfig(Struct, frozen=True, forbid_unknown_fields=True):
     in_flight_max: Positive = 16_000
     in_flight_bytes_max: Positive = 256 * 2**20
     commit_timeout_ms: Positive = 20_000
+    recommit_ms: Positive = 3_600_000  # an idle position is written again so often: clusters forget it, most after 7 days
 
 
 class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,6 +98,11 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     max_hops: Annotated[int, Meta(ge=1, le=RUN_HOPS_MAX)] = 100
     retry_backoff_ms: Positive = 500
     retry_backoff_ms_max: Positive = 30_000
+    failover_timeout_ms: Positive = 15_000  # a pool without any worker for so long is dead: its requests go elsewhere
+    trim_interval_ms: Positive = 60_000  # between two deletions of finished records
+    # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
+    # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
+    control_retention_ms: Positive = 3_600_000
     prompt_bytes_max: Positive = 4 * 2**20
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
@@ -112,7 +119,7 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     drain_ms: Positive = 20_000
     stall_timeout_ms: Positive = 120_000  # a run that gives nothing for so long is ended and tried again
     abort_timeout_ms: Positive = 10_000  # an engine that does not let go of a run for so long hangs, and is started anew
-    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 3  # of the worker or its engine; the last while it ran alone
+    poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 4  # of worker or engine; from the third on only while it ran alone
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -228,6 +235,15 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         if not holds:
             message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
             raise InvalidMessage(message, f"kafka.{name}")
+    for path, check, address in (
+        ("kafka.bootstrap", check_bootstrap, kafka.bootstrap),
+        ("redis.url", check_redis_url, config.redis.url),
+    ):
+        try:
+            check(address)
+        except ValueError as error:
+            message = f"`{path}`: {error}"
+            raise InvalidMessage(message, path) from None
     if topics.min_insync > topics.replication:
         message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
         raise InvalidMessage(message, "topics.min_insync")

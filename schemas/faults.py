@@ -5,6 +5,7 @@ which key of a mapping is meant, and where bytes that are no text, or a number t
 `REREAD_BYTES_MAX` are not read again, so that a bad record never costs much more than a good one.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 
 from schemas import headers
+from schemas.choices import Step, choices
 from schemas.errors import InvalidMessage
 
 REREAD_BYTES_MAX = 65_536
@@ -20,12 +22,11 @@ REREAD_DEPTH_MAX = 64
 NAME_CHARS_MAX = 64
 TEXT_CHARS_MAX = 300
 
-Step = str | int | None  # a field or key, a place in a list, or some key that msgspec does not name
-
 _PATH = re.compile(r" - at `(?P<key>key` in `)?\$(?P<path>[^`]*)`$")
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|\[\.\.\.\]")
 _UNKNOWN = re.compile(r"^Object contains unknown field `(?P<name>.*)`$", re.DOTALL)
 _REQUIRED = re.compile(r"^Object missing required field `(?P<name>.*)`$", re.DOTALL)
+_OF_A_CHOICE = re.compile(r"^Invalid enum value |^Expected `str`, got ")
 _FIRST_NAME = re.compile(r"^`(?P<name>\w+)`")
 _NOT_UTF8 = "UTF-8"  # in the text of msgspec's error
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
@@ -47,7 +48,7 @@ def invalid(
         error: What msgspec raised.
         content_type: What the value was read as.
         value: Gives the refused value as plain objects; without it a mapping's key stays `[...]`.
-        kind: The type that the value should have had.
+        kind: The type that the value should have had; without it a field's few allowed values are not named.
     """
     if not isinstance(error, msgspec.ValidationError):
         name = "msgpack" if content_type == headers.MSGPACK else "JSON"
@@ -62,7 +63,10 @@ def invalid(
         if found := pattern.match(text):
             steps, text = [*steps, found["name"]], wording
     path = show(steps)
+    allowed = choices(kind, steps) if kind is not None and _OF_A_CHOICE.match(text) else []
     text = _one_line(text).replace("got `None`", "got `null`")
+    if allowed:
+        text = f"{text}: expected one of {', '.join(allowed)}"
     if not path and (found := _FIRST_NAME.match(text)):
         return InvalidMessage(text, found["name"])
     return InvalidMessage(f"`{path}`: {text}" if path else f"the value: {text}", path or None)
@@ -70,8 +74,10 @@ def invalid(
 
 def misread(error: Exception, value: bytes, content_type: str, kind: object) -> InvalidMessage:
     """Turn what a decoder raised into our error, reading the value again for what the decoder did not say."""
+    if content_type != headers.MSGPACK and (mark := _mark(value)):
+        return InvalidMessage(f"not JSON: it begins with {mark}: write it as UTF-8 without one")
     if len(value) > REREAD_BYTES_MAX:
-        return invalid(error, content_type)
+        return invalid(error, content_type, kind=kind)
     if isinstance(error, msgspec.ValidationError):
         module = msgspec.msgpack if content_type == headers.MSGPACK else msgspec.json
         return invalid(error, content_type, value=lambda: module.decode(value), kind=kind)
@@ -101,6 +107,24 @@ def legible(value: bytes, content_type: str) -> dict[str, Any]:
     except (msgspec.DecodeError, RecursionError):
         return {}
     return {name: msgspec.msgpack.decode(part) for name, part in parts.items() if _is_sound(part)}
+
+
+def without_mark(value: bytes) -> bytes:
+    """Give text that begins with a byte order mark as the UTF-8 that it should have been; any other as it is."""
+    if value.startswith(codecs.BOM_UTF8):
+        return value.removeprefix(codecs.BOM_UTF8)
+    if not _mark(value) or len(value) > REREAD_BYTES_MAX:
+        return value
+    return value.decode("utf-16", "replace").encode("utf-8", "replace")
+
+
+def _mark(value: bytes) -> str | None:
+    """Name the byte order mark that a text begins with, if it does: no JSON does, and many editors write one."""
+    if value.startswith(codecs.BOM_UTF8):
+        return "a byte order mark (EF BB BF)"
+    if value.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "a byte order mark of UTF-16"
+    return None
 
 
 def unwritable(message: msgspec.Struct) -> InvalidMessage:

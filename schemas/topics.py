@@ -6,6 +6,7 @@ from schemas.config import RECORD_BYTES_MAX, TopicsConfig
 from schemas.messages import ServiceClass
 
 FOREVER = "-1"
+BROKERS_TIME = {"message.timestamp.type": "LogAppendTime"}  # a cancel and the requests it takes are told apart by it
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Topics:
         return f"{self.prefix}.dead-letters"
 
     @property
+    def dead_letter_group(self) -> str:
+        """The group of whoever puts dead letters back."""
+        return f"{self.prefix}.dead-letters"
+
+    @property
     def control(self) -> str:
         """Cancels and pauses; its one partition elects the dispatcher."""
         return f"{self.prefix}.control"
@@ -91,15 +97,15 @@ class Topics:
         forever = {"retention.ms": FOREVER, "retention.bytes": FOREVER, **size}
         passing = {"retention.ms": str(config.results_retention_ms), **size}
         accepted = [
-            TopicSpec(self.requests("interactive"), config.request_partitions, forever),
-            TopicSpec(self.requests("batch"), config.request_partitions, forever),
+            TopicSpec(self.requests("interactive"), config.request_partitions, {**forever, **BROKERS_TIME}),
+            TopicSpec(self.requests("batch"), config.request_partitions, {**forever, **BROKERS_TIME}),
             TopicSpec(self.retries, config.retry_partitions, forever),
             TopicSpec(self.lanes, config.lane_partitions, forever),
             *(TopicSpec(self.engine(pool), config.engine_partitions, forever) for pool in sorted(pools)),
         ]
         return [
             *accepted,
-            TopicSpec(self.control, 1, forever),
+            TopicSpec(self.control, 1, {**forever, **BROKERS_TIME}),
             TopicSpec(self.results, config.result_partitions, passing),
             TopicSpec(self.streams, config.result_partitions, {"retention.ms": str(config.streams_retention_ms), **size}),
             TopicSpec(self.dead_letters, config.dead_letter_partitions, forever),

@@ -26,9 +26,9 @@ class World:
     """A cluster with its topics; dispatcher and worker are started when a test wants answers."""
 
     def __init__(self, config):
-        self.config, self.cluster, self.board = config, MemoryCluster(config.kafka), MemoryBoard()
+        self.config, self.cluster, self.board = config, MemoryCluster(config.kafka, clock=self.clock), MemoryBoard()
         self.topics, self.tasks, self.clients = Topics(), [], []
-        self.ways = {}
+        self.ways, self.running = {}, {}
         self.seen_log = MemorySeenLog(config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max)
 
     def clock(self):
@@ -46,7 +46,7 @@ class World:
         service = DispatcherService(
             self.config, self.way(name), self.board, name, clock=lambda: int(self.clock() * 1000), seen_log=self.seen_log
         )
-        self.tasks.append(asyncio.ensure_future(service.run()))
+        self._begin(name, service.run())
 
     def worker(self, name="w"):
         worker = Worker(
@@ -58,7 +58,16 @@ class World:
             name,
             clock=lambda: int(self.clock() * 1000),
         )
-        self.tasks.append(asyncio.ensure_future(worker.run()))
+        self._begin(name, worker.run())
+
+    def _begin(self, name, running):
+        self.running[name] = asyncio.ensure_future(running)
+        self.tasks.append(self.running[name])
+
+    def kill(self, name):
+        """End a process without a word to the cluster."""
+        self.ways[name].kill()
+        self.running[name].cancel()
 
     def answer(self):
         self.dispatcher()

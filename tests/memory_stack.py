@@ -55,12 +55,30 @@ class Stack:
         self.tasks[name] = asyncio.ensure_future(service.run())
         return service
 
-    def worker(self, name):
-        engine = load("sim", self.config.engines["sim"])
+    def worker(self, name, engine="sim"):
+        made = load("sim", self.config.engines[engine])
         self.ways[name] = MemoryTransport(self.cluster, name)
-        worker = Worker(self.config, "sim", engine, self.ways[name], self.board, name, clock=self.clock)
+        worker = Worker(self.config, engine, made, self.ways[name], self.board, name, clock=self.clock)
         self.tasks[name] = asyncio.ensure_future(worker.run())
         return worker
+
+    def kill(self, name):
+        self.ways[name].kill()
+        self.tasks.pop(name).cancel()
+
+    def hold(self, name):
+        """Make a hook that stops a process at its next word to the cluster, until `release`."""
+        self._released = asyncio.Event()
+
+        async def hook(step):
+            if step.process == name:
+                await self._released.wait()
+
+        return hook
+
+    def release(self):
+        """Let what was held go on."""
+        self._released.set()
 
     async def produce(self, values, topic=INTERACTIVE, headers=()):
         producer = await self.transport.producer()
@@ -72,8 +90,8 @@ class Stack:
         admin = await self.transport.admin()
         tps = [TopicPartition(topic, n) for n in range(await admin.partitions(topic))]
         consumer = await self.transport.assign(tps)
-        for tp in tps:
-            consumer.seek(tp, 0)
+        for tp, (first, _) in (await consumer.bounds(tps)).items():
+            consumer.seek(tp, first)
         records = []
         while batch := await consumer.poll(tps, 10_000, 1000):
             records += batch

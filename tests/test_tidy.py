@@ -26,6 +26,7 @@ IMPURE = {
     "time",
 }
 PURE_FILES = (
+    "broker/transport/cancels.py",
     "broker/transport/ledger.py",
     "broker/transport/suspicion.py",
     "memory_coordinator/model.py",

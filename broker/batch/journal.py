@@ -12,6 +12,7 @@ A line cut short by a kill, and whatever follows it, is dropped when the file is
 only there, for what it says can be read from the cluster again.
 """
 
+import contextlib
 import fcntl
 import os
 from array import array
@@ -56,6 +57,16 @@ class Tally(msgspec.Struct):
     errors: int = 0
 
 
+class Finished(Tally):
+    """What was reached in the end.
+
+    Attributes:
+        error_file: The error file that was written, seen from the journal's folder; empty where that is not known.
+    """
+
+    error_file: str = ""
+
+
 class Journal:
     """The file, held by one process at a time.
 
@@ -76,15 +87,17 @@ class Journal:
     def __init__(self, path: Path, numbers: "array[int]") -> None:
         self.path = path
         self.header: Header | None = None
-        self.finished: Tally | None = None
+        self.finished: Finished | None = None
         self.tally = Tally()
         self.sent = self.offset = 0
         self._numbers = numbers
         self._places = array("Q", bytes(8 * len(numbers)))  # where each line's entry begins; 0: none, for the header lies there
         try:
-            self._file = path.open("a+b")
-            _lock(self._file.fileno(), path)
-            self._load()
+            with contextlib.ExitStack() as on_failure:
+                self._file = on_failure.enter_context(path.open("a+b"))
+                _lock(self._file.fileno(), path)
+                self._load()
+                on_failure.pop_all()
         except OSError as error:
             message = f"{path}: {error.strerror or error}"
             raise CannotStart(message) from None
@@ -130,17 +143,18 @@ class Journal:
             kind, _, rest = self._file.readline().partition(b" ")
             yield ("O" if kind == b"O" else "E"), rest.partition(b" ")[2]
 
-    def finish(self) -> None:
+    def finish(self, error_file: str) -> None:
         """Say that the outputs are written, and keep no more than that."""
         if self.header is None:
             return
+        finished = Finished(self.tally.answered, self.tally.errors, error_file)
         shorter = self.path.with_name(f"{self.path.name}.new")
         with shorter.open("wb") as file:
-            file.write(msgspec.json.encode(self.header) + b"\nF " + msgspec.json.encode(self.tally) + b"\n")
+            file.write(msgspec.json.encode(self.header) + b"\nF " + msgspec.json.encode(finished) + b"\n")
             file.flush()
             os.fsync(file.fileno())
         shorter.replace(self.path)
-        self.finished = self.tally
+        self.finished = finished
 
     def close(self) -> None:
         """Let go of the file; it stays."""
@@ -176,7 +190,7 @@ class Journal:
         kind, _, rest = entry.partition(b" ")
         try:
             if kind == b"F":
-                self.finished = msgspec.json.decode(rest, type=Tally)
+                self.finished = msgspec.json.decode(rest, type=Finished)
             elif kind == b"M":
                 sent, offset = rest.split()
                 self.sent, self.offset = int(sent), int(offset)

@@ -5,6 +5,7 @@ and memory need not keep who asked what. The key is drawn from the file's digest
 again in the same way gives the same ids, whose repeats the readers drop.
 """
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from broker.batch.errors import CannotStart
-from broker.batch.journal import VERSION, Header, Journal, Tally
+from broker.batch.journal import VERSION, Finished, Header, Journal, Tally
 from broker.batch.lines import Settings
 from broker.batch.reader import InputFile, index_of
 
@@ -61,10 +62,21 @@ class Plan:
         self.settings = settings
         self.files = files = _checked(files)
         self.source = InputFile(files.source, line_bytes_max)
-        self.settings_text = msgspec.json.encode(settings).decode()
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(self.source.close)
+            self._open(restart=restart)
+            on_failure.pop_all()
+        if resend:
+            self.journal.sent = 0
+
+    def _open(self, *, restart: bool) -> None:
+        """Open the journal, and see whether everything fits."""
+        files = self.files
+        self.settings_text = msgspec.json.encode(self.settings).decode()
         key = hashlib.blake2b(f"{self.source.digest} {self.settings_text}".encode(), digest_size=_KEY_BYTES).hexdigest()
         self._key = key
-        self.id_prefix = f"batch-{key}-"
+        self.name = f"batch-{key}"  # by which its requests are cancelled together
+        self.id_prefix = f"{self.name}-"
         self._key_prefix = self.id_prefix.encode()
         self._restart = restart
         is_new = not files.progress.exists()
@@ -72,12 +84,15 @@ class Plan:
             message = f"{files.output}: exists and is not of this run: name another output, or give --restart to replace it"
             raise CannotStart(message)
         self.journal = Journal(files.progress, self.source.numbers)
-        if not restart:
-            self._must_fit(self.journal.header)
+        try:
+            if not restart:
+                self._must_fit(self.journal.header)
+                self._must_fit_outputs(self.journal.finished)
+        except CannotStart:
+            self.journal.close()
+            raise
         if self.journal.finished and not self.is_finished:
-            self._restart = True  # the outputs were taken away, and what they held is nowhere else
-        if resend:
-            self.journal.sent = 0
+            self._restart = True  # the output was taken away, and what it held is nowhere else
 
     @property
     def header(self) -> Header | None:
@@ -142,7 +157,7 @@ class Plan:
         for written, place in ((output, self.files.output), (errors, self.files.errors)):
             if written != place:
                 written.replace(place)
-        self.journal.finish()
+        self.journal.finish(_seen_from(self.files.output, self.files.errors))
 
     def close(self) -> None:
         """Let go of the files."""
@@ -163,6 +178,26 @@ class Plan:
         if reason:
             message = f"{files.progress}: {reason}; name another output, or give --restart to begin anew"
             raise CannotStart(message)
+
+    def _must_fit_outputs(self, finished: Finished | None) -> None:
+        """Refuse a finished run whose output is there and whose error file is not the one that it wrote."""
+        output, errors = self.files.output, self.files.errors
+        if finished is None or not output.exists():
+            return
+        if finished.error_file not in {"", _seen_from(output, errors)}:
+            wrote = Path(os.path.normpath(output.parent / finished.error_file))
+            message = f"{output}: the run is finished, and its error file is {wrote}: name that one with -e"
+        elif not errors.exists():
+            message = f"{output}: the run is finished, and its error file {errors} is gone"
+        else:
+            return
+        message += "; --restart runs every line again and replaces the output"
+        raise CannotStart(message)
+
+
+def _seen_from(output: Path, errors: Path) -> str:
+    """Name the error file so that the two may be moved together."""
+    return os.path.relpath(errors, output.parent)
 
 
 def _checked(files: Files) -> Files:

@@ -5,6 +5,7 @@ bytes a line, whatever the lines' length.
 """
 
 import codecs
+import contextlib
 import hashlib
 import os
 from array import array
@@ -55,10 +56,12 @@ class InputFile:
         self.duplicates: dict[int, int] = {}
         digest = hashlib.sha256()
         try:
-            self._file = path.open("rb")
-            self._signature = self._stat()
-            keys = self._scan(digest)
-            self._find_duplicates(keys)
+            with contextlib.ExitStack() as on_failure:
+                self._file = on_failure.enter_context(path.open("rb"))
+                self._signature = self._stat()
+                keys = self._scan(digest)
+                self._find_duplicates(keys)
+                on_failure.pop_all()
         except OSError as error:
             message = f"{path}: {error.strerror or error}"
             raise CannotStart(message) from None

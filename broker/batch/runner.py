@@ -22,6 +22,7 @@ from msgspec import structs
 from broker.batch import lines
 from broker.batch.errors import Stalled
 from broker.batch.journal import Tally
+from broker.batch.patience import RETRY_S, Patience
 from broker.batch.plan import Plan
 from broker.transport.errors import NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.protocol import Consumer, Outgoing, Producer, Record, TopicPartition, Transport
@@ -34,9 +35,10 @@ log = logging.getLogger("forebay.batch")
 
 POLL_MS = 200
 RECORDS_MAX = 500
-RETRY_S = 1.0
 SETTLE_S = 5.0
-PROBE_S = 10.0  # so long without a record: is the cluster still there? A poll does not tell
+PROBE_S = 5.0  # so long without a record: is the cluster still there? A poll does not tell
+ASK_S = 5.0  # for it to say that it is
+AWAY_S = 10.0  # errors for so long are an outage, of which whoever looks on is told
 QUIET_POLLS = 5  # so many polls without a record: what lay there at the start has been read
 TURN_LINES = 32  # lines after which the other tasks get their turn
 
@@ -48,22 +50,31 @@ class Limits(msgspec.Struct, frozen=True):
         in_flight_max: Requests sent and not yet answered.
         window_ms: Time from the run's beginning until the cluster answers `expired` instead.
         stall_ms: The run stops when no answer comes for so long.
-        absence_ms: The run stops when the cluster gives nothing but errors for so long.
+        absence_ms: The run stops when the cluster gives nothing but errors for so long; no answer is missed meanwhile.
     """
 
     in_flight_max: int = 2_000
     window_ms: int = 86_400_000
     stall_ms: int = 600_000
-    absence_ms: int = 120_000
+    absence_ms: int = 600_000  # a broker with many topics takes minutes to come back
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Where a run stands, in lines."""
+    """Where a run stands.
+
+    Attributes:
+        total: Lines of the input.
+        answered: Lines that were answered.
+        errors: Lines that ended as errors.
+        in_flight: Lines in the cluster.
+        away_s: For how many seconds the cluster has given nothing but errors; 0 where it is well.
+    """
 
     total: int
     answered: int
     errors: int
     in_flight: int
+    away_s: float = 0.0
 
 
 def now_ms() -> int:
@@ -106,26 +117,6 @@ async def run_batch(
     return plan.tally
 
 
-class _Patience:
-    """How long a cluster is borne that gives nothing but errors."""
-
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self.well()
-
-    def well(self) -> None:
-        """Something went well."""
-        self._well_at = asyncio.get_running_loop().time()
-
-    async def bear(self, error: TransportError) -> None:
-        """Wait a little, or give up."""
-        log.warning("batch_retry error=%s", error)
-        if asyncio.get_running_loop().time() - self._well_at > self._limit_s:
-            message = f"gave up after {self._limit_s:g} s of errors: {error}"
-            raise Stalled(message) from error
-        await asyncio.sleep(RETRY_S)
-
-
 class _Runner:
     """One run. The journal has one writer: this object, on one loop; a line ends where `add` is called, once.
 
@@ -151,6 +142,7 @@ class _Runner:
         self._again: deque[int] = deque()
         self._sent_to = 0  # line number up to which all was sent or has ended, acknowledged or not
         self._changed = asyncio.Event()
+        self._reading, self._patience_send = (Patience(limits.absence_ms / 1000) for _ in range(2))
         self._caught_up = asyncio.Event()  # what was answered before this start is known: nothing of it is sent again
 
     async def run(self) -> None:
@@ -172,7 +164,11 @@ class _Runner:
     def tell(self) -> None:
         """Report where the run stands."""
         tally = self._plan.tally
-        self._report(Progress(len(self._source), tally.answered, tally.errors, len(self._awaited)))
+        self._report(Progress(len(self._source), tally.answered, tally.errors, len(self._awaited), self._away_s()))
+
+    def _away_s(self) -> float:
+        failing_s = max(self._reading.failing_s, self._patience_send.failing_s)
+        return failing_s if failing_s >= AWAY_S else 0.0
 
     async def _prepare(self) -> Consumer:
         """Find the partition and the offset where answers come, and fix them before anything is sent."""
@@ -197,7 +193,6 @@ class _Runner:
             self._journal.mark(0, first)
         self._offset, self._sent_to = self._journal.offset, self._journal.sent
         self._awaited.update(plan.awaited())
-        self._patience_read, self._patience_send = (_Patience(self._limits.absence_ms / 1000) for _ in range(2))
         self._heard_at = asyncio.get_running_loop().time()
         consumer.seek(self._place, self._offset)
         return consumer
@@ -262,6 +257,7 @@ class _Runner:
             (headers.CONTENT_TYPE, headers.JSON.encode()),
             (headers.RESULT_PARTITION, headers.pack_number(header.partition)),
             (headers.CLIENT, self._asker),
+            (headers.BATCH, self._plan.name.encode()),
         )
         return Outgoing(self._topics.requests("batch"), codecs.encode(request), str(request.id).encode(), named)
 
@@ -279,6 +275,7 @@ class _Runner:
             self._patience_send.well()
         else:
             log.warning("batch_send_failed line=%d error=%s action=send_again", self._source.numbers[index], error)
+            self._patience_send.failed(error if isinstance(error, TransportError) else TransportError(str(error)))
             asyncio.get_running_loop().call_later(RETRY_S, self._send_again, index)
         self._changed.set()
 
@@ -304,12 +301,13 @@ class _Runner:
             records = await self._poll(consumer)
             quiet = 0 if records else quiet + 1
             ended = sum([self._take(record) for record in records])
-            if ended or not self._awaited:
+            if ended or not self._awaited or self._away_s():
                 answered_at = loop.time()
             self._journal.mark(self._acknowledged_to(), self._offset)
             self.tell()
             if self._plan.is_complete:
                 return
+            self._patience_send.check()
             if loop.time() - answered_at > self._limits.stall_ms / 1000:
                 message = (
                     f"no answer came for {self._limits.stall_ms / 1000:g} s while {len(self._awaited)} lines wait; "
@@ -318,28 +316,41 @@ class _Runner:
                 raise Stalled(message)
 
     async def _poll(self, consumer: Consumer) -> list[Record]:
-        loop = asyncio.get_running_loop()
         try:
-            records = await consumer.poll([self._place], RECORDS_MAX, POLL_MS)
-            if not records and loop.time() - self._heard_at < PROBE_S:
-                return []
-            if not records:
-                await self._transport.check()
-        except OffsetGone as gone:
-            first, end = (await consumer.bounds([self._place]))[self._place]
-            log.warning("batch_results_gone first=%d end=%d action=send_again error=%s", first, end, gone)
-            self._offset = first
-            self._asker = new_id().encode()  # the answers that are gone are wanted again
-            consumer.seek(self._place, first)
-            self._again.extend(sorted(self._awaited - self._unacknowledged))
-            self._changed.set()
-            return []
+            try:
+                records = await consumer.poll([self._place], RECORDS_MAX, POLL_MS)
+            except OffsetGone as gone:
+                await self._begin_again(consumer, gone)
+                records = []
+            else:
+                if not records and asyncio.get_running_loop().time() - self._heard_at < PROBE_S:
+                    return []
+                if not records:
+                    await self._ask(consumer)
         except TransportError as error:
-            await self._patience_read.bear(error)
+            await self._reading.bear(error, self._heard_at)
             return []
-        self._heard_at = loop.time()
-        self._patience_read.well()
+        self._heard_at = asyncio.get_running_loop().time()
+        self._reading.well()
         return records
+
+    async def _ask(self, consumer: Consumer) -> None:
+        """Find out whether a silent cluster is there, by a request on the wire: a transport knows that it once was."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                await consumer.bounds([self._place])
+        except TimeoutError:
+            message = f"no answer within {ASK_S:g} s"
+            raise TransportError(message) from None
+
+    async def _begin_again(self, consumer: Consumer, gone: OffsetGone) -> None:
+        first, end = (await consumer.bounds([self._place]))[self._place]
+        log.warning("batch_results_gone first=%d end=%d action=send_again error=%s", first, end, gone)
+        self._offset = first
+        self._asker = new_id().encode()  # the answers that are gone are wanted again
+        consumer.seek(self._place, first)
+        self._again.extend(sorted(self._awaited - self._unacknowledged))
+        self._changed.set()
 
     def _take(self, record: Record) -> bool:
         """Take a result in; False where it is not ours, or is a repeat."""

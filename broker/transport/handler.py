@@ -28,6 +28,9 @@ class Handler(Protocol):
     def flush(self) -> None:
         """A batch of `start` calls is over."""
 
+    def moved(self) -> None:
+        """The partitions in hand are others now."""
+
     def drop(self, work: Work) -> None:
         """Forget a record in hand: it is not ours to finish any more."""
 

@@ -9,6 +9,7 @@ partition went to somebody else or the record turns out to be finished.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -145,6 +146,7 @@ class Hop:
                 self._parts[tp] = part = Part(self, tp)
             part.assigned(membership)
         self._freed.set()
+        self.handler.moved()
 
     # -- what the parts call ------------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Hop:
         try:
             records = await self.consumer.poll(ready, max(room, 1), IDLE_POLL_MS if is_idle else POLL_MS)
         except OffsetGone as error:
-            self.fail(error)
+            await self._look_again(error)
             return
         except TransportError as error:
             log.warning("poll_failed group=%s error=%s", self.group, error)
@@ -209,6 +211,24 @@ class Hop:
         self.pump()
         if not records and room <= 0 and not catching_up and not self._stopping.is_set():
             await self._wait_for_room()
+
+    async def _look_again(self, error: OffsetGone) -> None:
+        """A position lies outside of its partition: records are lost, or somebody else finished them and they are deleted."""
+        try:
+            bounds = await self.consumer.bounds(list(self._parts))
+        except TransportError as reason:
+            log.warning("bounds_unknown group=%s error=%s", self.group, reason)
+            await asyncio.sleep(PAUSE_S)
+            return
+        log.warning("position_gone group=%s error=%s", self.group, error)
+        for tp, (first, end) in bounds.items():
+            part, position = self._parts.get(tp), self.consumer.position(tp)
+            if part is None or position is None:
+                continue
+            if position < first:
+                part.doubt()
+            elif position > end:  # the log was cut: nobody's work explains that
+                self.fail(error)
 
     def pump(self) -> None:
         """Admit what was read ahead, as far as the ledgers' bounds go, until nothing moves."""
@@ -227,10 +247,9 @@ class Hop:
             await self.consumer.poll([], 1, POLL_MS)
 
     async def _wait_for_room(self) -> None:
-        try:
-            await asyncio.wait_for(self._freed.wait(), PAUSE_S)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PAUSE_S):
+                await self._freed.wait()
 
     def _release(self, part: Part) -> None:
         part.lose()

@@ -110,6 +110,10 @@ class Ledger:
         self._open[offset] = takeovers << _NOTE_BITS | note
         return Inherited(takeovers, note, self.crashed and bool(state & _IN_HAND))
 
+    def keep(self, offset: int, takeovers: int) -> None:
+        """An admitted record goes on as it was: it was not taken over."""
+        self._open[offset] = takeovers << _NOTE_BITS | self._open[offset] & NOTE_MAX
+
     def note(self, offset: int, note: int) -> None:
         """Write a note beside an admitted record; it is kept by the next commit."""
         if not 0 <= note <= NOTE_MAX:
@@ -128,14 +132,17 @@ class Ledger:
     def snapshot(self, *, let_go: bool = False) -> Committed:
         """Give what a commit has to carry: low watermark and metadata.
 
+        The watermark never lies above what was read, although an earlier owner may have finished more: records are
+        deleted below it, and the reader must not find itself before the first that is left.
+
         Args:
             let_go: The owner has nothing in hand any more: whoever comes next need not think that it crashed.
         """
         unfinished = {offset: state << 1 | _IN_HAND for offset, state in self._open.items()}
         unfinished.update((offset, state & ~_IN_HAND) for offset, state in self._inherited.items())  # all lie above
         horizon = max(self.position, self.horizon)
-        low = next(iter(unfinished), horizon)
-        if not unfinished:
+        low = min(next(iter(unfinished), horizon), self.position)
+        if low == horizon:
             return Committed(low, "")
         return Committed(low, _encode(low, horizon, NOBODY if let_go else self._owner, unfinished))
 

@@ -7,6 +7,7 @@ from schemas.messages import Envelope, ErrorInfo, InferenceResult
 from schemas.topics import Topics
 
 REASON_CHARS_MAX = 1_000
+PASSED_ON = frozenset({headers.CORRELATION_ID, headers.TRACEPARENT, headers.REPLAY})  # from the request to its result
 OVERHEAD_BYTES = 64 * 1024  # key, headers and batch around a value
 
 
@@ -39,7 +40,7 @@ class Outputs:
         if content_type != headers.MSGPACK:
             content_type = headers.JSON
         value, key = codecs.encode(result, content_type), result.request_id.encode()
-        passed_on = [h for h in request_headers if h[0] in {headers.CORRELATION_ID, headers.TRACEPARENT}]
+        passed_on = [h for h in request_headers if h[0] in PASSED_ON]
         run = [(headers.RUN_ID, result.run_id.encode())] if result.run_id else []
         out: Headers = ((headers.CONTENT_TYPE, content_type.encode()), *passed_on, *run)
         records = [Outgoing(self._topics.results, value, key, out, self.result_partition(request_headers))]
@@ -65,7 +66,7 @@ class Outputs:
             (headers.DEAD_CODE, error.code.value.encode()),
             (headers.DEAD_REASON, error.message[:REASON_CHARS_MAX].encode()),
         )
-        kept = headers.without(record.headers, *(name for name, _ in why))
+        kept = headers.without(record.headers, *headers.OF_DEAD)
         value = record.value
         if value is not None and len(value) > self._value_bytes_max:
             why = (*why, (headers.DEAD_BYTES, str(len(value)).encode()))

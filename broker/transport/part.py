@@ -17,7 +17,7 @@ from typing import Protocol
 from broker.transport.errors import Fenced, NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.handler import Handler, Place
 from broker.transport.ledger import NOBODY, Inherited, Ledger
-from broker.transport.protocol import Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
+from broker.transport.protocol import Committed, Consumer, Membership, Outbox, Outgoing, Record, TopicPartition, Transport
 from schemas.config import HopConfig
 
 log = logging.getLogger("forebay.hop")
@@ -68,10 +68,11 @@ class Part:
         self._ahead: deque[Record] = deque()  # read, not yet in the ledger
         self._claims: dict[int, tuple[Record, Inherited]] = {}  # in the ledger, to be started once that is committed
         self._notes: dict[int, int] = {}  # of work that runs, not committed yet
+        self._takeovers: dict[int, int] = {}  # of work in hand, where there were any
         self._running: dict[int, int] = {}  # offset -> bytes held
         self._ready: dict[int, tuple[int, list[Outgoing]]] = {}  # offset -> bytes held, outputs; finished, not committed
         self._membership: Membership | None = None
-        self._lost = self._retake = False
+        self._lost = self._retake = self._doubted = False
         self._kept_top = -1
         self._wake = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -122,6 +123,11 @@ class Part:
         self._lost = True
         self._wake.set()
 
+    def doubt(self) -> None:
+        """What lay at our position is gone: the recovery path tells whether it is lost, or was somebody else's to finish."""
+        self._ledger, self._doubted = None, True
+        self._wake.set()
+
     async def ended(self) -> None:
         """Wait until nothing of it is left."""
         await self._task
@@ -138,7 +144,7 @@ class Part:
         if ledger is None or self._lost or self._retake:
             return False
         hop, ahead, running, ready = self._hop, self._ahead, self._running, self._ready
-        claim, start, unfinished_max = hop.handler.claim, hop.handler.start, hop.config.unfinished_max
+        claim, unfinished_max = hop.handler.claim, hop.config.unfinished_max
         while ahead:
             record = ahead[0]
             offset = record.offset
@@ -152,21 +158,43 @@ class Part:
             ahead.popleft()
             moved = True
             inherited = ledger.admit(offset)
-            if inherited is None or offset in running:
+            if inherited is None or self._is_kept(offset, inherited):
                 hop.held_bytes -= _bytes_of(record)
-                if offset in self._notes:
-                    self._write_note(offset, self._notes[offset])
-            elif offset in ready:
-                hop.held_bytes -= _bytes_of(record)
-                self._wake.set()
             elif (note := claim(record, inherited)) is not None:
                 ledger.note(offset, note)
                 self._claims[offset] = record, inherited
                 self._wake.set()
             else:
-                running[offset] = _bytes_of(record)
-                start(record, inherited)
+                self._begin(record, inherited)
         return moved
+
+    def _begin(self, record: Record, inherited: Inherited) -> None:
+        self._running[record.offset] = _bytes_of(record)
+        if inherited.takeovers:
+            self._takeovers[record.offset] = inherited.takeovers
+        self._hop.handler.start(record, inherited)
+
+    def _is_kept(self, offset: int, inherited: Inherited) -> bool:
+        """Whether a record that was read again is in work here and may go on; not where somebody else began it since."""
+        if self._ledger is None or not (offset in self._running or offset in self._ready):
+            return False
+        takeovers = self._takeovers.get(offset, 0)
+        if inherited.takeovers > takeovers + 1:
+            self._drop(offset)
+            return False
+        self._ledger.keep(offset, takeovers)
+        if offset in self._notes:
+            self._write_note(offset, self._notes[offset])
+        self._wake.set()
+        return True
+
+    def _drop(self, offset: int) -> None:
+        """Forget a record in hand: somebody else ended it, or has begun it anew."""
+        held = self._running.pop(offset) if offset in self._running else self._ready.pop(offset)[0]
+        self._hop.held_bytes -= held
+        self._notes.pop(offset, None)
+        self._takeovers.pop(offset, None)
+        self._hop.handler.drop((self._tp, offset))
 
     def finish(self, offset: int, outputs: Sequence[Outgoing]) -> None:
         """A record's work is over; its outputs hold their place until they are committed."""
@@ -212,14 +240,28 @@ class Part:
 
     async def _commit_until_interrupted(self) -> None:
         while not (self._lost or self._retake):
-            await self._wake.wait()
+            idle = not await self._woken()
             self._wake.clear()
+            if self._doubted:
+                message = f"{self._tp.topic}/{self._tp.partition}: nothing lies at the position read next any more"
+                raise TransportError(message)
+            if idle:
+                await self._commit(self._hop.config.commit_timeout_ms / 1000, again=True)
             while not (self._lost or self._retake) and await self._commit(self._hop.config.commit_timeout_ms / 1000):
                 pass
         if self._lost and not self._retake:
             self._forget_unstarted()
             while await self._commit(LAST_COMMIT_S, let_go=True) and self._committable():
                 pass  # harmless where somebody took over: it is fenced
+
+    async def _woken(self) -> bool:
+        """Wait for something to do; False when nothing came for so long that the group might forget our position."""
+        try:
+            async with asyncio.timeout(self._hop.config.recommit_ms / 1000):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _after_fault(self, error: Exception) -> None:
         """Before a new outbox fences anybody, make sure that the partition is still ours."""
@@ -228,27 +270,22 @@ class Part:
             await asyncio.sleep(RETRY_S)
         while not self._lost:
             try:
-                if await asyncio.wait_for(self._hop.still_owner(), ASK_S):
-                    return
+                async with asyncio.timeout(ASK_S):
+                    if await self._hop.still_owner():
+                        return
             except (TransportError, TimeoutError, OSError) as reason:
                 log.warning("ownership_unknown topic=%s partition=%d error=%r", *self._tp, reason)
             await asyncio.sleep(RETRY_S)
 
     async def _take_over(self) -> None:
         """Fence, settle, read offset and ledger, seek; keep what is still ours to finish."""
-        self._ledger, self._retake = None, False
+        self._ledger, self._retake, self._doubted = None, False, False
         self._forget_unstarted()
         hop, limit_s = self._hop, self._hop.config.commit_timeout_ms / 1000
         self._outbox = hop.transport.outbox(hop.group, self._tp, hop.consumer)
-        await asyncio.wait_for(self._outbox.open(), limit_s)
-        committed = await asyncio.wait_for(hop.consumer.committed(self._tp), limit_s)
-        first, end = (await asyncio.wait_for(hop.consumer.bounds([self._tp]), limit_s))[self._tp]
-        if committed is not None and not first <= committed.offset <= max(end, first):
-            message = (
-                f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
-                f"{first}..{end}: records were deleted before they were served"
-            )
-            raise OffsetGone(message)
+        async with asyncio.timeout(limit_s):
+            await self._outbox.open()
+        committed, first = await self._committed_position(limit_s)
         if self._lost or self._retake:
             return
         ledger = Ledger(committed, first, hop.owner)
@@ -258,11 +295,10 @@ class Part:
                 return
         for offset in [o for o in self._ready if ledger.is_finished(o)]:
             hop.held_bytes -= self._ready.pop(offset)[0]
+            self._takeovers.pop(offset, None)
             hop.handler.committed((self._tp, offset), ())  # the answer was lost, not the commit
         for offset in [o for o in self._running if ledger.is_finished(o)]:
-            hop.held_bytes -= self._running.pop(offset)
-            self._notes.pop(offset, None)
-            hop.handler.drop((self._tp, offset))
+            self._drop(offset)
         self._kept_top = max([*self._ready, *self._running], default=-1)
         log.info(
             "taken_over topic=%s partition=%d offset=%d unfinished=%d kept=%d",
@@ -275,15 +311,43 @@ class Part:
         self._seek()
         self._wake.set()
         hop.freed()
+        hop.handler.moved()
 
-    async def _commit(self, limit_s: float, *, let_go: bool = False) -> bool:
+    async def _committed_position(self, limit_s: float) -> tuple[Committed | None, int]:
+        """Read the committed position and the first offset there is.
+
+        Finished records are deleted below what is committed. So an offset outside of the partition is read once more:
+        whoever took over while we looked has committed a later one.
+
+        Raises:
+            OffsetGone: What was committed lies outside, and stays so.
+        """
+        consumer, before = self._hop.consumer, None
+        while True:
+            async with asyncio.timeout(limit_s):
+                committed = await consumer.committed(self._tp)
+            async with asyncio.timeout(limit_s):
+                first, end = (await consumer.bounds([self._tp]))[self._tp]
+            if committed is None and first > 0:
+                log.error("position_missing topic=%s partition=%d action=begin_at_first first=%d", *self._tp, first)
+            if committed is None or first <= committed.offset <= max(end, first):
+                return committed, first
+            if committed == before:
+                message = (
+                    f"{self._tp.topic}/{self._tp.partition}: committed offset {committed.offset} is outside of "
+                    f"{first}..{end}: records were deleted before they were served"
+                )
+                raise OffsetGone(message)
+            before = committed
+
+    async def _commit(self, limit_s: float, *, let_go: bool = False, again: bool = False) -> bool:
         """Commit whatever is finished, with the claims and notes that wait; False where there is nothing to commit."""
         ledger, outbox, hop = self._ledger, self._outbox, self._hop
         if ledger is None or outbox is None:
             return False
         batch, claims = self._committable(), self._claims
         notes = {offset: note for offset, note in self._notes.items() if ledger.is_open(offset)}
-        if not (batch or claims or notes or (let_go and ledger.holds)):
+        if not (batch or claims or notes or again or (let_go and ledger.holds)):
             return False
         for offset in batch:
             ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here
@@ -291,7 +355,8 @@ class Part:
         self._claims = {}
         started = False
         try:
-            places = await asyncio.wait_for(outbox.commit(outputs, ledger.snapshot(let_go=let_go)), limit_s)
+            async with asyncio.timeout(limit_s):
+                places = await outbox.commit(outputs, ledger.snapshot(let_go=let_go))
             started = True
         except (NoSuchTopic, TooLarge) as error:
             self._leave_out(outputs[error.index] if error.index is not None else None, error)
@@ -316,12 +381,12 @@ class Part:
         hop, at = self._hop, 0
         for offset, (held, records) in batch.items():
             del self._ready[offset]
+            self._takeovers.pop(offset, None)
             hop.held_bytes -= held
             hop.handler.committed((self._tp, offset), places[at : at + len(records)])
             at += len(records)
-        for offset, (record, inherited) in claims.items():
-            self._running[offset] = _bytes_of(record)
-            hop.handler.start(record, inherited)
+        for record, inherited in claims.values():
+            self._begin(record, inherited)
         for offset, note in notes.items():
             if self._notes.get(offset) == note:  # it neither ended nor was noted anew meanwhile
                 del self._notes[offset]
@@ -357,22 +422,16 @@ class Part:
         """Drop all work in hand: the partition's next owner does it anew."""
         self._ledger = None
         self._forget_unstarted()
-        for offset, held in self._running.items():
-            self._hop.held_bytes -= held
-            self._hop.handler.drop((self._tp, offset))
-        for offset, (held, _) in self._ready.items():
-            self._hop.held_bytes -= held
-            self._hop.handler.drop((self._tp, offset))
-        self._running.clear()
-        self._notes.clear()
-        self._ready.clear()
+        for offset in [*self._running, *self._ready]:
+            self._drop(offset)
         self._hop.freed()
 
     async def _drop_outbox(self) -> None:
         outbox, self._outbox = self._outbox, None
         if outbox is not None:
             try:
-                await asyncio.wait_for(outbox.close(), CLOSE_S)
+                async with asyncio.timeout(CLOSE_S):
+                    await outbox.close()
             except (TransportError, TimeoutError, OSError) as error:
                 log.warning("outbox_close_failed topic=%s partition=%d error=%r", *self._tp, error)
 

@@ -95,6 +95,12 @@ class Consumer(Protocol):
     def seek(self, partition: TopicPartition, offset: int) -> bool:
         """Set the next offset to read; False where the partition is not ours any more."""
 
+    def position(self, partition: TopicPartition) -> int | None:
+        """The next offset to read: what lies below was given, or no reader gets it (markers, aborted records).
+
+        None before `seek`, and where it is not known at the moment.
+        """
+
     async def committed(self, partition: TopicPartition) -> Committed | None:
         """Read the group's committed position.
 

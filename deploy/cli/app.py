@@ -14,6 +14,8 @@ COMMANDS = {
     "submit": ("deploy.cli.submit:submit", "Send one request and print its answer."),
     "batch": ("deploy.cli.batch:batch", "Run files of OpenAI batch lines."),
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
+    "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
+    "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Install and list the engines' own environments."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),
@@ -75,6 +77,6 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; never returns."""
-    logging.lastResort = None  # commands tell what matters; `dispatch` and `work` log on purpose
+    logging.lastResort = logging.NullHandler()  # commands tell what matters; `dispatch` and `work` log on purpose
     _readable(cli)
     guarded(lambda: cli.main(prog_name="forebay", standalone_mode=False))

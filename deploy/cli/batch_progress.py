@@ -21,16 +21,46 @@ def is_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+class Outage:
+    """Says in one line that the cluster is away, and in another that it is back.
+
+    Args:
+        kafka: Its address.
+        limit_s: How long it is waited for.
+    """
+
+    def __init__(self, kafka: str, limit_s: float) -> None:
+        self._kafka, self._limit_s = kafka, limit_s
+        self._longest_s = 0.0
+
+    def news(self, away_s: float) -> str | None:
+        """Give the line to print, if there is one.
+
+        Args:
+            away_s: For how long it has been away; 0 where it is well.
+        """
+        before_s, self._longest_s = self._longest_s, away_s
+        if away_s and not before_s:
+            return (
+                f"forebay: cannot reach Kafka at {self._kafka} for {away_s:.0f} s: waiting for it up to {self._limit_s:g} s "
+                "(--absence), then stopping; what was reached is kept"
+            )
+        if before_s and not away_s:
+            return f"forebay: Kafka at {self._kafka} answers again: going on"
+        return None
+
+
 class Plain:
     """A line every ten seconds, and one at the end.
 
     Args:
         before: What an earlier run reached: it does not count for the rate.
+        outage: Knows what to say when the cluster is away.
         clock: Gives seconds.
     """
 
-    def __init__(self, before: Tally, clock: Callable[[], float] = time.monotonic) -> None:
-        self._before, self._clock = before.answered + before.errors, clock
+    def __init__(self, before: Tally, outage: Outage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._before, self._outage, self._clock = before.answered + before.errors, outage, clock
         self._began = self._told = clock()
         self._last: Progress | None = None
 
@@ -46,6 +76,8 @@ class Plain:
     def show(self, now: Progress) -> None:
         """Take in where the run stands."""
         self._last = now
+        if news := self._outage.news(now.away_s):
+            click.echo(news, err=True)
         if self._clock() - self._told >= LINE_EVERY_S:
             self._tell(now)
 
@@ -59,11 +91,15 @@ class Bar:
 
     Args:
         before: What an earlier run reached: it does not count for the rate.
+        outage: Knows what to say when the cluster is away.
         clock: Gives seconds.
+        console: Where it is drawn; stderr by default.
     """
 
-    def __init__(self, before: Tally, clock: Callable[[], float] = time.monotonic) -> None:
-        self._before, self._clock = before.answered + before.errors, clock
+    def __init__(
+        self, before: Tally, outage: Outage, clock: Callable[[], float] = time.monotonic, console: Console | None = None
+    ) -> None:
+        self._before, self._outage, self._clock = before.answered + before.errors, outage, clock
         self._began = clock()
         self._bar = RichProgress(
             BarColumn(),
@@ -71,9 +107,10 @@ class Bar:
             TextColumn("{task.fields[rate]}/s"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[errors]} errors"),
-            console=Console(stderr=True),
+            TextColumn("[bold red]{task.fields[away]}"),
+            console=console or Console(stderr=True),
         )
-        self._task = self._bar.add_task("lines", total=None, rate="-", errors=before.errors)
+        self._task = self._bar.add_task("lines", total=None, rate="-", errors=before.errors, away="")
 
     def __enter__(self) -> Self:
         """Draw the bar."""
@@ -86,9 +123,12 @@ class Bar:
 
     def show(self, now: Progress) -> None:
         """Take in where the run stands."""
+        if news := self._outage.news(now.away_s):
+            self._bar.console.print(news, highlight=False, markup=False, soft_wrap=True)
         done = now.answered + now.errors
         rate = _rate(done - self._before, self._clock() - self._began)
-        self._bar.update(self._task, total=now.total, completed=done, rate=f"{rate:.1f}", errors=now.errors)
+        away = _away(now.away_s)
+        self._bar.update(self._task, total=now.total, completed=done, rate=f"{rate:.1f}", errors=now.errors, away=away)
 
 
 def line(now: Progress, before: int, elapsed_s: float) -> str:
@@ -103,7 +143,12 @@ def line(now: Progress, before: int, elapsed_s: float) -> str:
     rate = _rate(done - before, elapsed_s)
     share = 100 * done // now.total if now.total else 100
     left = f", {_clock_face((now.total - done) / rate)} left" if rate and done < now.total else ""
-    return f"{done} of {now.total} lines ({share} %), {rate:.1f}/s{left}, {now.errors} errors"
+    away = f", {_away(now.away_s)}" if now.away_s else ""
+    return f"{done} of {now.total} lines ({share} %), {rate:.1f}/s{left}, {now.errors} errors{away}"
+
+
+def _away(away_s: float) -> str:
+    return f"Kafka is away for {away_s:.0f} s" if away_s else ""
 
 
 def _rate(lines: int, elapsed_s: float) -> float:

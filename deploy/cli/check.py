@@ -15,9 +15,10 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Admin, TopicPartition, Transport
 from broker.transport.topic_plan import TopicPlan
 from deploy.cli.common import CONFIG_PATH, config_option, json_option, run
+from engine_consumers.registry import kinds
 from memory_coordinator import StatusBoard
 from memory_coordinator.board import Board
-from schemas.config import Config
+from schemas.config import Config, EngineConfig
 from schemas.messages import EngineStatus
 from schemas.topics import Topics, TopicSpec
 
@@ -44,17 +45,20 @@ class Finding(msgspec.Struct, frozen=True):
 
 @click.command()
 @config_option
+@click.option("--running", is_flag=True, help="Fail also where no dispatcher is active or an engine has no healthy worker.")
 @json_option("Print the findings as one JSON object.")
-def check(config: Config, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
+def check(config: Config, running: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     r"""Check the configuration, and that Kafka, its topics, Redis, a dispatcher and the engines answer.
 
-    Changes nothing. Exits with 0 where nothing is wrong.
+    Changes nothing. Exits with 1 where something is wrong. That nothing runs yet is a warning only, so that it can be
+    asked before the first start: with --running it is an error.
 
     \b
-    Example:
+    Examples:
         forebay check --config /etc/forebay.toml
+        forebay check --running --json
     """
-    findings = [_of_config(config), *run(_look(config))]
+    findings = [*of_config(config), *run(_look(config, "error" if running else "warning"))]
     is_well = all(finding.verdict != "error" for finding in findings)
     if as_json:
         click.echo(msgspec.json.encode({"ok": is_well, "findings": findings}))
@@ -67,27 +71,45 @@ def check(config: Config, as_json: bool) -> None:  # noqa: FBT001 - click passes
         raise SystemExit(1)
 
 
-def _of_config(config: Config) -> Finding:
+def of_config(config: Config) -> list[Finding]:
+    """Where the configuration was found, and the engines in it that nothing here can run."""
     path = click.get_current_context().meta.get(CONFIG_PATH)
     where = str(path) if path else "defaults and environment, as no forebay.toml was found"
     if not config.engines:
         said = f"{where}; no engine is configured: add one as `[engines.NAME]` with `kind` and `model`"
-        return Finding("config", "error", said)
-    return Finding("config", "ok", f"{where}; engines {', '.join(sorted(config.engines))}")
+        return [Finding("config", "error", said)]
+    told = Finding("config", "ok", f"{where}; engines {', '.join(sorted(config.engines))}")
+    known = kinds()
+    return [told, *(_unknown(name, engine, known) for name, engine in config.engines.items() if engine.kind not in known)]
 
 
-async def _look(config: Config) -> list[Finding]:
+def _unknown(name: str, engine: EngineConfig, known: list[str]) -> Finding:
+    """A kind that is not known here; another interpreter's environment may hold a package that brings it."""
+    path = f"`engines.{name}.kind`"
+    if engine.python is None:
+        return Finding("config", "error", f"{path}: no engine of kind {engine.kind!r}: expected one of {', '.join(known)}")
+    said = f"{path}: no engine of kind {engine.kind!r} is known here: {engine.python} has to have a package that brings it"
+    return Finding("config", "warning", said)
+
+
+async def _look(config: Config, absent: Verdict) -> list[Finding]:
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     try:
-        kafka, redis = await asyncio.gather(look_at_kafka(config, transport), look_at_redis(config, board))
+        kafka, redis = await asyncio.gather(look_at_kafka(config, transport, absent), look_at_redis(config, board, absent))
     finally:
         await board.close()
         await transport.close()
     return [*kafka, *redis]
 
 
-async def look_at_kafka(config: Config, transport: Transport) -> list[Finding]:
-    """Whether the cluster answers, does what `kafka.delivery` asks for, has the topics, and has a dispatcher."""
+async def look_at_kafka(config: Config, transport: Transport, absent: Verdict = "warning") -> list[Finding]:
+    """Whether the cluster answers, does what `kafka.delivery` asks for, has the topics, and has a dispatcher.
+
+    Args:
+        config: The configuration.
+        transport: The cluster.
+        absent: What it is that no dispatcher is active.
+    """
     found = await _within("kafka", _reached(config, transport))
     if found[-1].verdict == "error":
         return found
@@ -97,11 +119,17 @@ async def look_at_kafka(config: Config, transport: Transport) -> list[Finding]:
     if await admin.partitions(topics.control) is None:
         return found  # that a topic is missing was said
     found += await _within("delivery", _delivery(config, transport, topics))
-    return found + await _within("dispatcher", _dispatcher(admin, topics))
+    return found + await _within("dispatcher", _dispatcher(admin, topics, absent))
 
 
-async def look_at_redis(config: Config, board: Board) -> list[Finding]:
-    """Whether Redis answers, and the workers that write their status there."""
+async def look_at_redis(config: Config, board: Board, absent: Verdict = "warning") -> list[Finding]:
+    """Whether Redis answers, and the workers that write their status there.
+
+    Args:
+        config: The configuration.
+        board: Where the workers write.
+        absent: What it is that an engine has no healthy worker.
+    """
     try:
         async with asyncio.timeout(LIMIT_S):
             await board.check()
@@ -110,7 +138,7 @@ async def look_at_redis(config: Config, board: Board) -> list[Finding]:
         said = str(error) or f"cannot reach Redis at {config.redis.url} in time"
         return [Finding("redis", "error", _without_password(said))]
     said = _without_password(f"{config.redis.url} answers")
-    return [Finding("redis", "ok", said), *(_engine(config, name, statuses) for name in config.engines)]
+    return [Finding("redis", "ok", said), *(_engine(config, name, statuses, absent) for name in config.engines)]
 
 
 def _without_password(text: str) -> str:
@@ -164,7 +192,7 @@ async def _delivery(config: Config, transport: Transport, topics: Topics) -> lis
     return [Finding("delivery", "ok", "exactly_once: the broker has transactions")]
 
 
-async def _dispatcher(admin: Admin, topics: Topics) -> list[Finding]:
+async def _dispatcher(admin: Admin, topics: Topics, absent: Verdict) -> list[Finding]:
     try:
         async with asyncio.timeout(ASK_GROUP_S):
             members = await admin.members(topics.election_group)
@@ -174,11 +202,11 @@ async def _dispatcher(admin: Admin, topics: Topics) -> list[Finding]:
     control = TopicPartition(topics.control, 0)
     active = next((name for name, owned in members.items() if control in owned), None)
     if active is None:
-        return [Finding("dispatcher", "warning", "none is active: start one with `forebay dispatch` or `forebay local up`")]
+        return [Finding("dispatcher", absent, "none is active: start one with `forebay dispatch` or `forebay local up`")]
     return [Finding("dispatcher", "ok", f"{active} is active")]
 
 
-def _engine(config: Config, name: str, statuses: list[EngineStatus]) -> Finding:
+def _engine(config: Config, name: str, statuses: list[EngineStatus], absent: Verdict) -> Finding:
     stale_ms, now_ms = config.dispatcher.status_stale_ms, time.time() * 1000
     workers = [status for status in statuses if status.engine == name]
     fresh = [status for status in workers if now_ms - status.updated_at_ms <= stale_ms]
@@ -189,6 +217,6 @@ def _engine(config: Config, name: str, statuses: list[EngineStatus]) -> Finding:
             f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, serving {config.engines[name].model}"
         )
     if fresh:
-        return Finding(f"engines.{name}", "warning", f"its {len(fresh)} workers are not healthy: see their logs")
+        return Finding(f"engines.{name}", absent, f"its {len(fresh)} workers are not healthy: see their logs")
     said = "its workers have gone silent" if workers else "no worker runs"
-    return Finding(f"engines.{name}", "warning", f"{said}: start one with `forebay work --engine {name}` or `forebay local up`")
+    return Finding(f"engines.{name}", absent, f"{said}: start one with `forebay work --engine {name}` or `forebay local up`")

@@ -19,6 +19,7 @@ from deploy.cli.common import run
 from deploy.demo import Answers, ask_all, read_passages, stream_one
 from deploy.engines import install
 from deploy.local import stack
+from deploy.local.home import Home
 from deploy.local.plan import Wanted
 from schemas.config import Config, load_config
 from schemas.messages import ChatMessage, InferenceRequest, InferenceResult, Sampling
@@ -59,7 +60,7 @@ def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, ke
         with _stack(home, Wanted(engines=wanted, broker=broker), began, keep=keep) as config:  # type: ignore[arg-type]
             answers = _show(config, out, began, list(wanted))
     finally:
-        _say(began, f"answers: {out / 'answers.jsonl'}; the stack's config and logs: {home}")
+        _say(began, f"the stack's config and logs: {home}")
     if answers.failed:
         for result in answers.failed:
             reason = result.error.message if result.error else "the answer is empty"
@@ -70,12 +71,13 @@ def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, ke
 
 @contextmanager
 def _stack(home: Path, wanted: Wanted, began: float, *, keep: bool) -> Iterator[Config]:
+    was_there = Home(home).is_supervised()
     found = stack.up(home, wanted, report=lambda step: _say(began, step))
     try:
         _say(began, f"Kafka {found['kafka']}, Redis {found['redis']}, delivery {found['delivery']}")
         yield load_config(Path(found["config"]), {})
     finally:
-        if keep:
+        if keep or was_there:
             _say(began, f"the stack goes on; stop it with `forebay local down --home {home}`")
         else:
             stack.down(home)
@@ -86,9 +88,20 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
     requests = [_aimed(request, engines, n) for n, request in enumerate(read_passages())]
     tenants = len({request.tenant for request in requests})
     _say(began, f"asking about {len(requests)} passages for {tenants} tenants")
-    with _progress(len(requests)) as tick:
-        answers = run(ask_all(config, requests, tick))
-    answers.write(out / "answers.jsonl")
+    came = Answers([])
+    try:
+        with _progress(len(requests)) as tick:
+
+            def answered(result: InferenceResult) -> None:
+                came.results.append(result)
+                tick(result)
+
+            answers = run(ask_all(config, requests, answered))
+        came = answers
+    finally:
+        if came.results:
+            came.write(out / "answers.jsonl")
+            _say(began, f"{len(came.results)} of {len(requests)} answers: {out / 'answers.jsonl'}")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     console.print(_table(requests, answers))
     click.echo(f"streaming: {STREAMED}")

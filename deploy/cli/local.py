@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cli.numbers import seconds
 from deploy.local import stack
 from deploy.local.home import home_path
 from deploy.local.plan import Wanted
@@ -36,7 +37,7 @@ def local() -> None:
     "--broker", type=click.Choice(["auto", "kafka", "tansu"]), default="auto", show_default=True, help="Which broker to start."
 )
 @click.option("--workers", type=click.IntRange(0, 64), help="Workers per engine (default: as configured).")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(1), default=stack.UP_S, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", "timeout_s", type=seconds(1), default=stack.UP_S, show_default=True, help="Seconds to wait.")
 @click.option("--json", "as_json", is_flag=True, help="Print the status as JSON when it answers.")
 def up(
     *,
@@ -51,7 +52,8 @@ def up(
 ) -> None:
     r"""Start the stack; returns when all of it answers. It goes on in the background until `forebay local down`.
 
-    Where one runs already, nothing changes.
+    Where one runs already with all that is asked for, nothing changes; where something of it is missing there, that is
+    an error, and the stack goes on.
 
     \b
     Examples:
@@ -80,9 +82,7 @@ def up(
 
 @local.command()
 @_home
-@click.option(
-    "--timeout", "timeout_s", type=click.FloatRange(1), default=stack.DOWN_S, show_default=True, help="Seconds to wait."
-)
+@click.option("--timeout", "timeout_s", type=seconds(1), default=stack.DOWN_S, show_default=True, help="Seconds to wait.")
 def down(home: Path | None, timeout_s: float) -> None:
     r"""Stop the stack; running requests are given time to end, and the data stays.
 

@@ -11,15 +11,22 @@ _WIDTHS = {"request_id": 26, "status": 9, "tenant": 12, "engine": 12}
 
 def whole_json(message: msgspec.Struct) -> str:
     """A message on one line with all of its fields, also those at their defaults: scripts need not guess."""
-    return msgspec.json.encode(_whole(message)).decode()
+    return msgspec.json.encode(whole(message)).decode()
 
 
-def _whole(value: Any) -> Any:  # noqa: ANN401 - whatever a message holds
+def whole(value: Any) -> Any:  # noqa: ANN401 - whatever a message holds
+    """A message as plain objects with all of its fields."""
     if isinstance(value, msgspec.Struct):
-        return {name: _whole(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: whole(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, list):
-        return [_whole(item) for item in value]
+        return [whole(item) for item in value]
     return value
+
+
+def plain(text: str, columns: int | None = None) -> str:
+    """A text on one line, cut to so many columns, with nothing in it that a terminal would obey."""
+    line = "".join(c if c.isprintable() else "?" for c in text)
+    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def result_line(result: InferenceResult, columns: int | None = None) -> str:
@@ -29,9 +36,7 @@ def result_line(result: InferenceResult, columns: int | None = None) -> str:
     fields.append(f"{result.usage.output_tokens:>6} tok")
     fields.append("        -" if latency_ms is None else f"{latency_ms / 1000:>7.2f} s")
     said = f"{result.error.code.value}: {result.error.message}" if result.error else result.output_text
-    line = "  ".join([*fields, " ".join(said.split())])
-    line = "".join(c if c.isprintable() else "?" for c in line)
-    return line if columns is None or len(line) <= columns else line[: columns - 1] + "…"
+    return plain("  ".join([*fields, " ".join(said.split())]), columns)
 
 
 def summary(result: InferenceResult) -> str:

@@ -9,6 +9,7 @@ from broker import Client, ResultStream, StreamRestarted
 from broker.client import TIMEOUT_S
 from broker.requests import prepare
 from deploy.cli.common import config_option, json_option, run
+from deploy.cli.numbers import Finite, seconds
 from deploy.cli.show import failure, summary, whole_json
 from schemas.config import Config
 from schemas.errors import InvalidMessage
@@ -29,15 +30,15 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 @click.option("--system", help="A system message before the prompt.")
 @click.option("--raw", is_flag=True, help="Send the text to be continued as it is, not as a message through the chat template.")
 @click.option("--max-output-tokens", type=int, help="Upper bound of generated tokens. [default: 256]")
-@click.option("--temperature", type=float, help="0 always takes the likeliest token. [default: 1]")
-@click.option("--top-p", type=float, help="Draw from the likeliest tokens that make up this share.")
+@click.option("--temperature", type=Finite(), help="0 always takes the likeliest token. [default: 1]")
+@click.option("--top-p", type=Finite(), help="Draw from the likeliest tokens that make up this share.")
 @click.option("--top-k", type=int, help="Draw from so many of the likeliest tokens.")
 @click.option("--seed", type=int, help="Draw the same tokens again. [default: derived from the id]")
 @click.option("--stop", multiple=True, help="End where the output says this; may be repeated.")
 @click.option("--routing-hint", "--engine-hint", "routing_hint", metavar="KIND", help="The kind of engine preferred.")
 @click.option("--fallback", help="Which engines may stand in: any, same_model or none.")
 @click.option("--batch", is_flag=True, help="Send it in the batch class, behind interactive requests.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0.1), default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", "timeout_s", type=seconds(0.1), default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
 def submit(
     *, prompt: str, config: Config, streams: bool, as_json: bool, batch: bool, timeout_s: float, **options: object
 ) -> None:

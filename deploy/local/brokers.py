@@ -2,12 +2,13 @@
 
 import base64
 import os
-import subprocess
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 from deploy.local import parts
-from deploy.local.errors import LocalStackError, NotReady
+from deploy.local.command import output
+from deploy.local.errors import LocalStackError, NotAvailable
 from deploy.local.ports import HOST
 from deploy.local.program import Program
 
@@ -37,16 +38,18 @@ _BROKER = {
     "auto.create.topics.enable": "false",
     "num.network.threads": "2",
     "num.io.threads": "4",
+    "offsets.retention.minutes": str(2**31 - 1),  # else the positions of a pool without workers go after a week
     "message.max.bytes": "10485760",
     "replica.fetch.max.bytes": "10485760",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",  # 10 s would hide others' results as long
 }
 
 
-def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> list[Program]:
+def kafka(home: Path, logs: Path, controller_port: int, broker_port: int, more: Mapping[str, str] | None = None) -> list[Program]:
     """Make Apache Kafka ready to start, in KRaft mode, and give its programs: controller, broker.
 
     Two processes: one that is both loses the atomicity of transactions when it is killed. The data stays in `home`.
+    `more` holds settings of the broker's that go before ours.
 
     Raises:
         NotAvailable: Neither Java with the jars nor the image can be had here.
@@ -68,6 +71,7 @@ def kafka(home: Path, logs: Path, controller_port: int, broker_port: int) -> lis
             "listeners": plain,
             "advertised.listeners": plain,
             **_BROKER,
+            **(more or {}),
         },
     }
     log4j = home / "log4j2.properties"
@@ -97,22 +101,10 @@ def _format(run: list[str], home: Path, role: str) -> None:
         part.replace(ident)
     argv = [*run, "kafka.tools.StorageTool", "format", "-t", ident.read_text(encoding="utf-8").strip()]
     try:
-        done = subprocess.run(
-            [*argv, "-c", str(home / f"{role}.properties")],
-            capture_output=True,
-            text=True,
-            timeout=FORMAT_S,
-            check=False,
-            cwd=home,
-            stdin=subprocess.DEVNULL,
-        )
-    except subprocess.TimeoutExpired:
-        message = f"Kafka did not make its data folder {home / role} within {FORMAT_S:.0f} s"
-        raise NotReady(message) from None
-    if done.returncode:
-        lines = (done.stderr + done.stdout).strip().splitlines()
-        message = f"Kafka cannot make its data folder {home / role}: {lines[-1] if lines else 'no word'}"
-        raise LocalStackError(message)
+        output([*argv, "-c", str(home / f"{role}.properties")], FORMAT_S, cwd=home)
+    except NotAvailable as error:  # it is there, so another broker must not quietly take its place
+        message = f"Kafka cannot make its data folder {home / role}: {error}"
+        raise LocalStackError(message) from None
 
 
 def tansu(logs: Path, port: int) -> Program:

@@ -3,7 +3,9 @@
 LocalStackError
 ├── NotAvailable    a part cannot be had on this machine: another may serve
 ├── NotReady        a part was started and does not answer
-└── NotRunning      there is no stack in this home
+├── NotRunning      there is no stack in this home
+├── OtherStack      one runs already, and not as it was asked for
+└── BrokenState     what a stack said of itself cannot be read
 """
 
 
@@ -21,3 +23,11 @@ class NotReady(LocalStackError):
 
 class NotRunning(LocalStackError):
     """There is no stack in this home."""
+
+
+class OtherStack(LocalStackError):
+    """A stack runs in this home already, and it is not the one that was asked for."""
+
+
+class BrokenState(LocalStackError):
+    """What a stack said of itself cannot be read."""

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
@@ -51,6 +52,24 @@ def descendants(root: int) -> set[int]:
                 found.add(pid)
                 ahead.append(pid)
     return found
+
+
+def reap_adopted(kept: Collection[int]) -> None:
+    """Take leave of adopted children that have ended, else they stay as zombies as long as this process lives (Linux).
+
+    Args:
+        kept: Children of our own, whose end somebody here waits for. One of them that has ended and was not waited for
+            yet may stand before others: those are found the next time.
+    """
+    while _LINUX:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if ended is None or ended.si_pid in kept:
+            return
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(ended.si_pid, 0)
 
 
 def kill_tree(root: int, group: int | None, limit_s: float = SWEEP_S) -> bool:
@@ -147,6 +166,7 @@ class Guard:
                 wait_s = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
                 for key, _ in selector.select(wait_s):
                     self._take(key.fd, output, selector)
+                reap_adopted({self.pid})
         kill_tree(os.getpid(), self.pid)
         code = self._program.wait(SWEEP_S) if self._program.returncode is None else self._program.returncode
         self._copy(output)

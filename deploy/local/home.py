@@ -10,7 +10,7 @@ from typing import IO, Literal
 import msgspec
 from msgspec import Struct, field
 
-from deploy.local.errors import LocalStackError
+from deploy.local.errors import BrokenState, LocalStackError
 from schemas.config import Delivery
 
 Phase = Literal["starting", "running", "stopping", "stopped", "failed"]
@@ -81,11 +81,20 @@ class Home:
             raise LocalStackError(message) from None
 
     def read_state(self) -> State | None:
-        """What the last supervisor said, or None where there was none or it cannot be read."""
+        """What the last supervisor said, or None where there was none.
+
+        Raises:
+            BrokenState: The file is there and cannot be read; the supervisor replaces it in one step, so that waiting
+                does not help.
+        """
         try:
             return msgspec.json.decode(self.state.read_bytes(), type=State)
-        except (OSError, msgspec.DecodeError):
+        except FileNotFoundError:
             return None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            told = error.strerror if isinstance(error, OSError) else error
+            message = f"{self.state} is broken ({told}): `forebay local down` and `forebay local up` write it anew"
+            raise BrokenState(message) from None
 
     def write_state(self, state: State) -> None:
         """Replace the state in one step."""
@@ -104,6 +113,14 @@ class Home:
             return True
         return False
 
+    def supervisor_pid(self) -> int | None:
+        """The pid that the living supervisor left in its lock, or None where it left none."""
+        try:
+            text = self.lock.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return int(text) if text.isascii() and text.isdigit() else None
+
     def take_lock(self) -> IO[str]:
         """Become the supervisor; the lock is held until the file is closed or the process ends.
 
@@ -117,6 +134,7 @@ class Home:
             except BlockingIOError:
                 time.sleep(0.05)
             else:
+                file.truncate(0)  # the pid in it is that of an earlier supervisor
                 return file
         file.close()
         message = f"a stack runs in {self.root} already"

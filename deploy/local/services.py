@@ -6,7 +6,7 @@ with services(folder, broker="kafka") as parts:
     parts.start_broker()
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ class Services:
         delivery: What the broker can promise.
     """
 
-    def __init__(self, home: Path, broker: Literal["kafka", "tansu"]) -> None:
+    def __init__(self, home: Path, broker: Literal["kafka", "tansu"], settings: Mapping[str, str] | None = None) -> None:
         controller_port, broker_port, redis_port = free_ports(3)
         self.home = home
         self.kafka = f"{HOST}:{broker_port}"
@@ -38,7 +38,7 @@ class Services:
         logs = home / "logs"
         self._valkey = brokers.valkey(home / "valkey", logs, redis_port)
         if broker == "kafka":
-            self._others, self._broker = _split(brokers.kafka(home / "kafka", logs, controller_port, broker_port))
+            self._others, self._broker = _split(brokers.kafka(home / "kafka", logs, controller_port, broker_port, settings))
         else:
             self._others, self._broker = [], brokers.tansu(logs, broker_port)
         self._running: dict[str, Running] = {}
@@ -113,14 +113,16 @@ class Services:
 
 
 @contextmanager
-def services(home: Path, broker: Literal["kafka", "tansu"] = "kafka") -> Iterator[Services]:
-    """Run a broker and Valkey with their data in `home`, on free ports.
+def services(
+    home: Path, broker: Literal["kafka", "tansu"] = "kafka", settings: Mapping[str, str] | None = None
+) -> Iterator[Services]:
+    """Run a broker and Valkey with their data in `home`, on free ports; `settings` are Kafka's, before our own.
 
     Raises:
         NotAvailable: A part cannot be had here.
         NotReady: A part does not answer.
     """
-    parts = Services(home, broker)
+    parts = Services(home, broker, settings)
     try:
         parts.start()
         yield parts

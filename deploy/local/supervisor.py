@@ -93,6 +93,7 @@ class Supervisor:
     def __init__(self, plan: Plan) -> None:
         self._plan, self._home = plan, Home(Path(plan.home))
         self._stages: list[list[Child]] = []
+        self._passing: list[Running] = []  # what is run once, beside the stages
         self._state = plan.state(os.getpid())
         self._is_up = self._stopping = False
 
@@ -156,12 +157,14 @@ class Supervisor:
     def _ensure_topics(self) -> None:
         self._tell("starting", "the topics")
         running = Running(self._plan.ensure)
+        self._passing = [running]
         try:
             deadline = time.monotonic() + TOPICS_S
             while (code := running.exit_code) is None and time.monotonic() < deadline:
                 self._tick()
         finally:
             running.stop()
+            self._passing = []
         if code != 0:
             message = f"the topics could not be made: {last_line(self._plan.ensure.log)}"
             raise NotReady(message)
@@ -177,14 +180,16 @@ class Supervisor:
                 if not self._is_up and child.restarts.in_a_row >= START_ENDS_MAX:
                     message = f"{child.program.name} ends again and again: {last_line(child.program.log)}"
                     raise NotReady(message)
+        guards = self._guards
         if changed:
-            self._sweep()
+            self._sweep(guards)
+        guard.reap_adopted(guards)
+        if changed:
             self._tell(self._state.phase, self._state.waits_for)
         time.sleep(TICK_S)
 
-    def _sweep(self) -> None:
+    def _sweep(self, guards: set[int]) -> None:
         """End what a killed guard left: it became ours. Every child that is no guard is such a one."""
-        guards = {child.running.guard_pid for child in self._children if child.running}
         mine = guard.descendants(os.getpid())
         kept = guards.union(*(guard.descendants(pid) for pid in guards))
         for pid in mine - kept:
@@ -217,6 +222,11 @@ class Supervisor:
 
     def _pids(self) -> dict[str, int | None]:
         return {child.program.name: child.running.pid if child.running else None for child in self._children}
+
+    @property
+    def _guards(self) -> set[int]:
+        running = [child.running for child in self._children if child.running]
+        return {one.guard_pid for one in [*running, *self._passing]}
 
     @property
     def _children(self) -> list[Child]:
@@ -291,6 +301,8 @@ def main() -> int:
     with held:  # the lock goes on with the child
         if os.fork():
             return 0
+        held.write(f"{os.getpid()}\n")
+        held.flush()
         return Supervisor(plan).run()
 
 

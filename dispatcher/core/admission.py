@@ -3,12 +3,14 @@
 from msgspec import Struct
 
 from broker.transport.protocol import Record, TopicPartition
-from dispatcher.core.item import NEVER_MS, Demand, Item
+from dispatcher.core.item import NEVER_MS, Demand, Excluded, Item
 from dispatcher.core.seen import key_of
 from schemas import codecs, headers, ids
-from schemas.errors import InvalidMessage
+from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
 
+OF_THE_POOL = frozenset({ErrorCode.CONTEXT_OVERFLOW, ErrorCode.UNSUPPORTED_FEATURE})  # its workers are all alike in that
+OF_THE_REQUEST = frozenset({ErrorCode.INTERNAL, ErrorCode.TIMEOUT})  # no hand-backs: they exclude nobody
 BYTES_PER_TOKEN = 4.0  # the core has no tokenizer; the worker's has the last word
 
 
@@ -74,7 +76,7 @@ def readmit(record: Record) -> Item | Refused:
 
 def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
     tokens = len(request.input_tokens) if request.input_tokens else len(record.value or b"") / BYTES_PER_TOKEN
-    excluded = tuple(sorted(envelope.excluded.items())) if envelope.excluded else ()
+    excluded = _excluded(envelope) if envelope.excluded else ()
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),
         envelope=envelope,
@@ -84,3 +86,13 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
         value=record.value or b"",
         headers=headers.without(record.headers, headers.ENVELOPE) if record.headers else (),
     )
+
+
+def _excluded(envelope: Envelope) -> tuple[Excluded, ...]:
+    handed_back = {a.engine: a for a in envelope.route if a.error is not None and a.error.code not in OF_THE_REQUEST}
+    found = []
+    for pool, epoch in sorted(envelope.excluded.items()):
+        last = handed_back.get(pool)
+        of_the_pool = last is None or last.error is None or last.error.code in OF_THE_POOL
+        found.append(Excluded(pool, epoch, None if last is None or of_the_pool else last.worker))
+    return tuple(found)

@@ -1,5 +1,7 @@
 """What happens to the dispatcher, and what it wants done."""
 
+from collections.abc import Callable
+
 from msgspec import Struct
 
 from dispatcher.core.item import Item, Work
@@ -31,6 +33,16 @@ class Dropped(Struct, frozen=True):
     work: Work
 
 
+class Cancelled(Struct, frozen=True):
+    """Requests were cancelled; whatever is being sent already is left to who gets it.
+
+    Attributes:
+        covers: Whether a request is one of them.
+    """
+
+    covers: Callable[[Item], bool]
+
+
 class Tick(Struct, frozen=True):
     """Time passed, or a batch of arrivals is over: decide."""
 
@@ -52,5 +64,5 @@ class Finish(Struct, frozen=True):
     error: ErrorInfo
 
 
-Event = Arrived | StatusSeen | Sent | Dropped | Tick
+Event = Arrived | StatusSeen | Sent | Dropped | Cancelled | Tick
 Effect = Forward | Finish

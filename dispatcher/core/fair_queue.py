@@ -33,6 +33,11 @@ class _Class:
         self.tags: dict[str, float] = {}  # tenant -> finish tag
         self.lines: dict[Demand, _Line] = {}
 
+    def forget_tags(self) -> None:
+        """Nobody of the class waits: nothing is owed."""
+        self.tags.clear()
+        self.virtual = 0.0
+
     def top(self, blocked: Collection[Demand]) -> tuple[float, str, _Line] | None:
         """Find the tenant with the least start tag in the lines that are not blocked."""
         best: tuple[float, str, _Line] | None = None
@@ -114,9 +119,27 @@ class FairQueue:
         self._take(group, line, item)
 
     def discard(self, item: Item) -> None:
-        """Take the head out without charging: it expired, or is not ours any more."""
+        """Take the head out without charging: it ended, or is not ours any more."""
         group = self._classes[item.service_class]
         self._take(group, group.lines[item.demand], item)
+
+    def sweep(self) -> None:
+        """Take out whatever was dropped, wherever it stands, without charging."""
+        for group in self._classes.values():
+            for demand, line in list(group.lines.items()):
+                for tenant, waiting in list(line.waiting.items()):
+                    kept = [entry for entry in waiting if not entry[3].dropped]
+                    group.count -= len(waiting) - len(kept)
+                    heapq.heapify(kept)
+                    line.waiting[tenant] = kept
+                    if not kept:
+                        del line.waiting[tenant]
+                line.heap = [entry for entry in line.heap if entry[1] in line.waiting]
+                heapq.heapify(line.heap)
+                if not line.waiting:
+                    del group.lines[demand]
+            if not group.count:
+                group.forget_tags()
 
     def _take(self, group: _Class, line: _Line, item: Item) -> None:
         tenant = item.tenant
@@ -133,6 +156,5 @@ class FairQueue:
         del line.waiting[tenant]
         if not line.waiting:
             del group.lines[item.demand]
-        if not group.count:  # nobody of the class waits: nothing is owed, and the tags may be forgotten
-            group.tags.clear()
-            group.virtual = 0.0
+        if not group.count:
+            group.forget_tags()

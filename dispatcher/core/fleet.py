@@ -7,6 +7,7 @@ each partition it owns; what was sent below that offset is in the snapshot's fig
 from collections import deque
 from collections.abc import Iterable
 
+from dispatcher.core.item import Excluded
 from schemas.messages import EngineStatus
 
 UNFINISHED_MAX = 400  # the worker's ledger holds no more of one partition
@@ -51,10 +52,13 @@ class Fleet:
         self._owners: dict[tuple[str, int], Worker] = {}
 
     def seen(self, status: EngineStatus, now_ms: int) -> None:
-        """Take in a snapshot; an older one, or one heard already, changes nothing."""
+        """Take in a snapshot; an older one, or one heard already, changes nothing.
+
+        One that is older by far is news: the clock of its host was set back.
+        """
         pool = self._pools.setdefault(status.pool, {})
         known = pool.get(status.worker)
-        if known is not None and (known.status.epoch, known.status.updated_at_ms) >= (status.epoch, status.updated_at_ms):
+        if known is not None and 0 <= known.status.updated_at_ms - status.updated_at_ms <= self._stale_ms:
             return
         for partition, position in status.positions.items():
             runway = self._runways.get((status.pool, partition))
@@ -84,20 +88,20 @@ class Fleet:
         else:
             runway.offsets.append(offset)
 
-    def least_loaded(self, pool: str, now_ms: int, after_epoch: int = -1) -> Worker | None:
+    def least_loaded(self, pool: str, now_ms: int, excluded: Excluded | None = None) -> Worker | None:
         """Pick the live worker with room whose share is least; ties go by name.
 
         Args:
             pool: Where to look.
             now_ms: Unix time.
-            after_epoch: Workers of this epoch or an earlier one have handed the request back.
+            excluded: Who has handed the request back.
         """
         best, least, since = None, 1.0, now_ms - self._stale_ms
         for worker in self._pools.get(pool, {}).values():
             share = worker.load / worker.limit
-            if share < least and worker.heard_ms >= since and worker.partition is not None:
+            if share < least and since <= worker.heard_ms <= now_ms and worker.partition is not None:
                 status = worker.status
-                if status.is_healthy and status.epoch > after_epoch:
+                if status.is_healthy and (excluded is None or not _concerns(excluded, status)):
                     best, least = worker, share
         return best
 
@@ -109,3 +113,9 @@ class Fleet:
         owner = self._owners.get((pool, partition))
         if owner is not None:
             owner.load += change
+
+
+def _concerns(excluded: Excluded, status: EngineStatus) -> bool:
+    if excluded.worker is None:
+        return status.epoch <= excluded.epoch
+    return (status.worker, status.epoch) == (excluded.worker, excluded.epoch)

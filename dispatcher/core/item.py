@@ -12,13 +12,26 @@ Work = tuple[TopicPartition, int]  # names the record in hand: its partition and
 NEVER_MS = 1 << 62
 
 
+class Excluded(NamedTuple):
+    """Who handed a request back and is not asked again: one worker since its start, or a pool whose workers are all alike.
+
+    Attributes:
+        epoch: Of the worker; one that has started since is another one.
+        worker: Its name; None where what it said holds for its whole pool.
+    """
+
+    pool: str
+    epoch: int
+    worker: str | None
+
+
 class Demand(NamedTuple):
     """What a request asks of an engine; requests of one demand can go to the same places."""
 
     model: str
     hint: str
     fallback: Fallback
-    excluded: tuple[tuple[str, int], ...] = ()  # pool, epoch in which it handed the request back
+    excluded: tuple[Excluded, ...] = ()
 
 
 class Item(Struct):

@@ -1,7 +1,8 @@
 r"""The dispatcher as one machine: `handle(event, now_ms) -> effects`.
 
     a request:   arrived -> delayed (a retry before its time) -> queued -> forwarded -> durable
-                                                                   \-> finished (refused, expired)
+                     \-> finished (refused)
+                 while delayed or queued: finished (expired, cancelled)
                  at any time: dropped (its partition went to somebody else)
 
 It decides late: a request leaves the queue only when a worker has room for it, so order, shares and routing are
@@ -9,8 +10,10 @@ decided with fresh knowledge and the engine topics stay shallow.
 """
 
 import heapq
+from collections.abc import Callable
 
-from dispatcher.core.events import Arrived, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.deadlines import Deadlines
+from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
 from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item, Work
@@ -21,6 +24,8 @@ from schemas.messages import ErrorInfo
 
 _PLAIN_TENANT = TenantConfig()
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
+_CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled while it waited")
+GONE_SPARE = 64  # so many that left the hand are never worth a sweep
 
 
 class Dispatcher:
@@ -38,9 +43,11 @@ class Dispatcher:
         self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight)
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
+        self._deadlines = Deadlines(self._in_hand)
         self._delayed: list[tuple[int, int, Item]] = []
+        self._gone = 0  # left the hand since the last sweep, and may still stand in the queue or among the delayed
         self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
-        self._count = 0
+        self._count = self._now_ms = 0
 
     @property
     def queued(self) -> int:
@@ -58,6 +65,8 @@ class Dispatcher:
             self._fleet.seen(event.status, now_ms)
         elif isinstance(event, Dropped):
             self._dropped(event.work)
+        elif isinstance(event, Cancelled):
+            return self._cancelled(event.covers)
         elif isinstance(event, Tick):
             return self._decide(now_ms)
         return []
@@ -70,9 +79,11 @@ class Dispatcher:
             message = f"handed back {item.envelope.hop} times: no engine kept it"
             return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
         self._in_hand[item.work] = item
+        self._deadlines.push(item)
+        latest_ms = now_ms + self._config.dispatcher.retry_backoff_ms_max  # whoever wrote it may have another time
         if item.envelope.not_before_ms > now_ms:
             self._count += 1
-            heapq.heappush(self._delayed, (item.envelope.not_before_ms, self._count, item))
+            heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
         return []
@@ -83,25 +94,46 @@ class Dispatcher:
             self._fleet.sent(*place, offset)
 
     def _dropped(self, work: Work) -> None:
-        item = self._in_hand.pop(work, None)
+        item = self._in_hand.get(work)
         if item is not None:
-            item.dropped = True  # leaves the queue when it surfaces
+            self._let_go(item)
         self._sent(work, None)
 
+    def _cancelled(self, covers: Callable[[Item], bool]) -> list[Effect]:
+        found = [item for item in self._in_hand.values() if covers(item)]
+        for item in found:
+            self._let_go(item)
+        return [Finish(item, "cancelled", _CANCELLED) for item in found]
+
+    def _expired(self, now_ms: int) -> list[Effect]:
+        found = self._deadlines.passed(now_ms)
+        for item in found:
+            self._let_go(item)
+        return [Finish(item, "expired", _EXPIRED) for item in found]
+
+    def _let_go(self, item: Item) -> None:
+        """Take a request out of hand, wherever it stands; it leaves the queue when it surfaces, or with a sweep."""
+        del self._in_hand[item.work]
+        item.dropped = True
+        item.value = b""  # what stands in the queue for a while yet shall not hold memory
+        self._gone += 1
+        if self._gone > len(self._in_hand) + GONE_SPARE:
+            self._gone = 0
+            self._queue.sweep()
+            self._delayed = [entry for entry in self._delayed if not entry[2].dropped]
+            heapq.heapify(self._delayed)
+
     def _decide(self, now_ms: int) -> list[Effect]:
-        while self._delayed and self._delayed[0][0] <= now_ms:
+        effects = self._expired(now_ms)
+        was_set_back, self._now_ms = now_ms < self._now_ms, now_ms
+        while self._delayed and (was_set_back or self._delayed[0][0] <= now_ms):  # on another clock nobody knows how long
             item = heapq.heappop(self._delayed)[2]
             if not item.dropped:
                 self._queue.push(item)
-        effects: list[Effect] = []
         blocked: set[Demand] = set()
         while (head := self._queue.head(blocked)) is not None:
             if head.dropped:
                 self._queue.discard(head)
-            elif head.deadline_ms <= now_ms:
-                self._queue.discard(head)
-                del self._in_hand[head.work]
-                effects.append(Finish(head, "expired", _EXPIRED))
             elif (choice := self._policy.pick(head, self._fleet, now_ms)) is None:
                 blocked.add(head.demand)
             else:

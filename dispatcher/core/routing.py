@@ -80,14 +80,14 @@ class LeastLoaded:
     def pick(self, item: Item, fleet: Fleet, now_ms: int) -> tuple[str, Worker] | None:
         """Choose pool and worker, or None while nobody has room."""
         demand = item.demand
-        after_epoch = dict(demand.excluded) if demand.excluded else {}
+        excluded = {one.pool: one for one in demand.excluded} if demand.excluded else {}
         for tier in self.tiers(demand):
             if len(tier) == 1:
-                only = fleet.least_loaded(tier[0], now_ms, after_epoch.get(tier[0], -1))
+                only = fleet.least_loaded(tier[0], now_ms, excluded.get(tier[0]))
                 if only is not None:
                     return tier[0], only
                 continue
-            found = [(w.share, pool, w) for pool in tier if (w := fleet.least_loaded(pool, now_ms, after_epoch.get(pool, -1)))]
+            found = [(w.share, pool, w) for pool in tier if (w := fleet.least_loaded(pool, now_ms, excluded.get(pool)))]
             if found:
                 _, pool, worker = min(found, key=lambda f: f[:2])
                 return pool, worker

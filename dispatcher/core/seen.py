@@ -23,9 +23,6 @@ _ADDRESS = {
     headers.CLIENT: b"\0\5",
     headers.REPLAY: _ANYHOW,
 }
-_OFFSET_BITS, _PARTITION_BITS, _TOPIC_BITS = 63, 31, 16
-_ORIGIN_BITS = _OFFSET_BITS + _PARTITION_BITS + _TOPIC_BITS
-_ORIGIN_MASK = (1 << _ORIGIN_BITS) - 1
 
 
 def key_of(tenant: str, request_id: str, request_headers: Headers) -> bytes | None:
@@ -48,7 +45,7 @@ def key_of(tenant: str, request_id: str, request_headers: Headers) -> bytes | No
 
 
 class Seen:
-    """The requests of the last while; about 200 bytes each, and a microsecond to look one up.
+    """The requests of the last while; about 300 bytes each.
 
     Args:
         window_ms: How long one is remembered; 0: not at all.
@@ -57,27 +54,22 @@ class Seen:
 
     def __init__(self, window_ms: int, entries_max: int) -> None:
         self._window_ms, self._entries_max = window_ms, entries_max
-        self._held: dict[bytes, int] = {}  # key -> moment, topic, partition and offset, packed into one number
+        self._held: dict[bytes, tuple[int, Origin]] = {}  # key -> since when, and the record it was seen in
         self._order: deque[bytes] = deque()  # the keys of `_held`, as they came
-        self._topics: list[str] = []
 
     def __len__(self) -> int:
         """Count what is held."""
         return len(self._held)
 
-    def first(self, key: bytes, now_ms: int) -> Origin | None:
-        """Give the record that a key was seen in inside the window, or None."""
+    def first(self, key: bytes, now_ms: int) -> tuple[int, Origin] | None:
+        """Give the moment (Unix time) and the record that a key was seen in inside the window, or None."""
         held = self._held.get(key)
-        if held is None or self._is_over(held, now_ms):
-            return None
-        place = held & _ORIGIN_MASK
-        topic, place = divmod(place, 1 << _OFFSET_BITS + _PARTITION_BITS)
-        return self._topics[topic], *divmod(place, 1 << _OFFSET_BITS)
+        return None if held is None or self._is_over(held[0], now_ms) else held
 
     def is_repeat(self, key: bytes, origin: Origin, now_ms: int) -> bool:
         """Whether the key was seen inside the window in another record."""
         held = self._held.get(key)
-        return held is not None and not self._is_over(held, now_ms) and held & _ORIGIN_MASK != self._pack(origin)
+        return held is not None and held[1] != origin and not self._is_over(held[0], now_ms)
 
     def remember(self, key: bytes, origin: Origin, at_ms: int) -> None:
         """Keep a key with the record that it was seen in, from that moment on."""
@@ -86,18 +78,9 @@ class Seen:
         held, order = self._held, self._order
         if key not in held:
             order.append(key)
-        held[key] = at_ms << _ORIGIN_BITS | self._pack(origin)
-        while len(held) > self._entries_max or self._is_over(held[order[0]], at_ms):
+        held[key] = at_ms, origin
+        while len(held) > self._entries_max or self._is_over(held[order[0]][0], at_ms):
             del held[order.popleft()]
 
-    def _is_over(self, held: int, now_ms: int) -> bool:
-        return abs(now_ms - (held >> _ORIGIN_BITS)) >= self._window_ms  # the clock may have been put back
-
-    def _pack(self, origin: Origin) -> int:
-        topic, partition, offset = origin
-        try:
-            number = self._topics.index(topic)
-        except ValueError:
-            number = len(self._topics)
-            self._topics.append(topic)
-        return (number << _PARTITION_BITS | partition) << _OFFSET_BITS | offset
+    def _is_over(self, seen_ms: int, now_ms: int) -> bool:
+        return abs(now_ms - seen_ms) >= self._window_ms  # the clock may have been put back

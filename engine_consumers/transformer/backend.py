@@ -195,7 +195,8 @@ class TransformerEngine:
             self._watcher.cancel()
             self._watcher = None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(self._stop(state) for state in self._runs.states())), ABORT_AGAIN_S * 50)
+            async with asyncio.timeout(ABORT_AGAIN_S * 50):
+                await asyncio.gather(*(self._stop(state) for state in self._runs.states()))
         if self._prompts is not None:
             self._prompts.close()
         if self._loaded is not None:

@@ -7,9 +7,11 @@ import asyncio
 import inspect
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,7 +52,8 @@ class Loaded:
     async def shutdown(self, timeout_s: float) -> None:
         """Stop vLLM's processes, waiting for them at most `timeout_s`."""
         try:
-            await asyncio.wait_for(_in_thread(self.llm.shutdown), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await _in_thread(self.llm.shutdown)
         except TimeoutError:
             log.warning("engine_close_slow kind=transformer timeout_s=%.0f", timeout_s)
 
@@ -68,7 +71,8 @@ async def load(arguments: dict[str, Any], timeout_s: float) -> Loaded:
     """
     _set_environment(arguments["model"], timeout_s)
     try:
-        loaded = await asyncio.wait_for(_in_thread(lambda: _bring_up(arguments)), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            loaded = await _in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments)))
     except TimeoutError:
         message = f"vLLM did not come up within {timeout_s:.0f} s (`options.start_timeout_s`)"
         raise EngineError(ErrorCode.UNHEALTHY, message) from None
@@ -93,6 +97,20 @@ def _set_environment(model: str, timeout_s: float) -> None:
     os.environ.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(int(timeout_s) + 1))
     if Path(model).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+def _out_of_reach(work: Callable[[], T]) -> T:
+    """Keep a terminal's Ctrl-C from the processes that are started meanwhile; for a thread that is not the main one.
+
+    It goes to every process in front of the terminal. vLLM's would end at once, and the worker, which means to drain, would
+    find its engine dead. They set handlers of their own, so only a signal that is blocked stays away; they inherit that.
+    """
+    resource_tracker.ensure_running()  # when it is started it unblocks the signal, whatever was before
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return work()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _bring_up(arguments: dict[str, Any]) -> Loaded:

@@ -31,6 +31,8 @@ TABLE = {
     data.a_newer_outbox_fences: TRANSACTIONS,
     data.a_successor_reads_what_was_settled: TRANSACTIONS,
     data.nothing_is_read_before_seek: EACH_BROKER,
+    data.positions_pass_over_markers: TRANSACTIONS,
+    data.the_brokers_time_is_the_records: EACH_BROKER,
     data.partitions_take_turns: EACH_BROKER,
     data.bounds_of_partitions: EACH_BROKER,
     data.trimmed_records_are_gone: (MEMORY, KAFKA),

@@ -17,7 +17,7 @@ from broker.transport import (
     Unreachable,
 )
 from broker.transport.partitioner import partition_for
-from schemas.topics import TopicSpec
+from schemas.topics import BROKERS_TIME, TopicSpec
 
 QUICK_S = 3
 
@@ -219,6 +219,9 @@ async def offsets_are_not_contiguous(world):
     assert [r.offset for r in await read(consumer, [tp], 5)] == [0, 2, 4, 6, 8]
     assert consumer.seek(tp, 3)
     assert [r.offset for r in await read(consumer, [tp], 3)] == [4, 6, 8]
+    while consumer.position(tp) != 10:  # behind the last marker too: so whoever reads knows that nothing is left
+        assert await consumer.poll([tp], 1, 20) == []
+    assert await consumer.bounds([tp]) == {tp: (0, 10)}
 
 
 async def a_newer_outbox_fences(world):
@@ -277,6 +280,39 @@ async def nothing_is_read_before_seek(world):
     assert await consumer.still_member()
 
 
+async def positions_pass_over_markers(world):
+    source, topic, group = TopicPartition(await world.topic(), 0), await world.topic(), world.unique("group")
+    tp = TopicPartition(topic, 0)
+    outbox, _ = await opened(world, source, group)
+    await outbox.commit([Outgoing(topic, b"v")], Committed(1))
+    world.break_commit(outbox)
+    with pytest.raises(TransportError):
+        await outbox.commit([Outgoing(topic, b"aborted")] * 3, Committed(2))
+    await opened(world, source, group)
+    consumer = await world.process().assign([tp])
+    assert consumer.position(tp) is None, "nobody said where to read"
+    assert consumer.seek(tp, 0)
+    assert consumer.position(tp) == 0
+    assert [r.value for r in await read(consumer, [tp], 1)] == [b"v"]
+    await nothing_comes(consumer, [tp])
+    assert consumer.position(tp) == (await consumer.bounds([tp]))[tp][1] == 6
+
+
+async def the_brokers_time_is_the_records(world):
+    admin, name = await world.process().admin(), world.unique("stamped")
+    await admin.ensure([TopicSpec(name, 2, BROKERS_TIME)], 1, 1)
+    producer = await world.process().producer()
+    waiting = [await producer.send(Outgoing(name, b"%d" % n, partition=0)) for n in range(20)]
+    for acknowledged in waiting:
+        await acknowledged
+    await (await producer.send(Outgoing(name, b"later", partition=1)))
+    tps = [TopicPartition(name, n) for n in range(2)]
+    records = await read(await reader(world, *tps), tps, 21)
+    times = [r.timestamp_ms for r in records if r.partition == 0]
+    assert times == sorted(times)
+    assert times[-1] <= next(r.timestamp_ms for r in records if r.partition == 1)
+
+
 async def partitions_take_turns(world):
     topic = await world.topic(3)
     tps = [TopicPartition(topic, n) for n in range(3)]
@@ -316,7 +352,10 @@ async def trimmed_records_are_gone(world):
     admin = await world.process().admin()
     await admin.trim({tp: 4})
     await admin.trim({tp: 2})
-    consumer = await reader(world, tp)
+    consumer = await world.process().assign([tp])
+    assert consumer.position(tp) is None
+    consumer.seek(tp, 0)
+    assert consumer.position(tp) == 0
     assert await consumer.bounds([tp]) == {tp: (4, 10)}
     with pytest.raises(OffsetGone, match=topic):
         await read(consumer, [tp], 1)

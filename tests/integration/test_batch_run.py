@@ -136,3 +136,27 @@ def test_no_kafka_is_one_line_in_time(tmp_path, sim_stack):
     assert "127.0.0.1:9" in done.stderr
     assert sim_stack.forebay(*arguments(folder), check=False).returncode == 1  # and nothing stands in the way later
     assert len(outputs(folder)[0]) == GOOD
+
+
+def test_a_broker_that_stands_still_is_told_in_time_and_the_run_goes_on_by_itself(sim_stack, tmp_path):
+    folder = tmp_path / "run"
+    write_input(folder, "outage")
+    broker = next(one["pid"] for one in sim_stack.status()["programs"] if one["name"] == "kafka-broker")
+    with started(sim_stack, folder, "--max-in-flight", "5", "--json") as run:
+        ready.until(lambda: has_ended(folder, 20), WAIT_S, "the run to be on its way")
+        os.kill(broker, signal.SIGSTOP)
+        stopped = time.monotonic()
+        try:
+            while "cannot reach Kafka at" not in (said := run.stderr.readline()):
+                assert said, "the run ended"
+            told_s = time.monotonic() - stopped
+        finally:
+            os.kill(broker, signal.SIGCONT)
+        out, rest = run.communicate(timeout=WAIT_S)
+    assert told_s < 15
+    assert "waiting for it up to 600 s (--absence)" in said
+    assert "answers again: going on" in rest
+    assert run.returncode == 1, rest
+    counts = json.loads(out)
+    assert (counts["answered"], counts["errors"]) == (GOOD, len(BAD))
+    assert [entry["custom_id"] for entry in outputs(folder)[0]] == [f"outage-{n}" for n in range(GOOD)]

@@ -172,3 +172,30 @@ def test_the_commands_on_a_real_broker(cell, tmp_path):
     assert "dispatcher: " in got["check"][1]
     assert len(lines) == 3
     assert (code, error) == (130, b"")
+
+
+def test_what_is_cancelled_before_it_is_read_never_runs(cell, tmp_path):
+    cell["kafka"]["topic_prefix"] += "-cancel"
+    path = tmp_path / "forebay.toml"
+    path.write_text(toml(cell))
+    config = parse_config(cell)
+
+    async def scenario():
+        assert (await forebay(path, "topics", "ensure"))[0] == 0
+        async with Client(config) as client:
+            early = [await client.send("x", id=f"early{n}", tenant="a", max_output_tokens=2) for n in range(5)]
+            other = await client.send("x", id="other", tenant="b", max_output_tokens=2)
+            told = await forebay(path, "cancel", "--tenant", "a")
+            late = await client.send("x", id="late", tenant="a", max_output_tokens=2)
+            async with serving(config):
+                ids = [*early, other, late]
+                first = [r async for r in client.results("beginning", ids=ids, timeout_s=60)]
+                await client.send("x", id="again", max_output_tokens=2)
+                assert [r.status async for r in client.results("beginning", ids=["again"], timeout_s=60)] == ["completed"]
+                everything = [r.request_id async for r in client.results("beginning", follow=False)]
+            return told, {r.request_id: r.status for r in first}, everything
+
+    told, found, everything = asyncio.run(scenario())
+    assert told == (0, "cancelled all requests of tenant a: whatever was sent until now and has not ended\n", "")
+    assert found == {f"early{n}": "cancelled" for n in range(5)} | {"other": "completed", "late": "completed"}
+    assert sorted(everything) == sorted([*found, "again"])

@@ -62,6 +62,39 @@ def test_everything_that_went_in_comes_out_once(requests):
     assert len(q) == 0
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans(), st.booleans()), max_size=60),
+    st.integers(0, 60),
+)
+def test_a_sweep_changes_nobodys_turn(requests, served):
+    """Each request: tenant, other demand, interactive, dropped. One queue is swept, the other passes the dropped over."""
+    swept, plain = queue(), queue()
+    for n, (tenant, other, interactive, _) in enumerate(requests):
+        for q in (swept, plain):
+            q.push(item(n, tenant, 1 + n % 3, "interactive" if interactive else "batch", OTHER if other else ANY))
+    orders = []
+    for q in (swept, plain):
+        order = []
+        for n in range(len(requests)):
+            if n == served:
+                for group in q._classes.values():
+                    for line in group.lines.values():
+                        for waiting in line.waiting.values():
+                            for *_, one in waiting:
+                                one.dropped = requests[one.work[1]][3]
+                if q is swept:
+                    q.sweep()
+            while (head := q.head()) is not None and head.dropped:
+                q.discard(head)
+            if head is None:
+                break
+            q.serve(head)
+            order.append(head.work[1])
+        orders.append(order)
+        assert len(q) == 0 or served >= len(requests)
+    assert orders[0] == orders[1]
+
+
 def test_a_blocked_demand_stands_in_nobodys_way_and_keeps_its_place():
     q = queue()
     for n in range(4):

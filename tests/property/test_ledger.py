@@ -46,6 +46,7 @@ def test_no_record_is_lost_or_run_after_its_finish_was_committed(gaps, first, st
             finished.add(offset)
         elif what == "commit":
             committed = ledger.snapshot()
+            assert committed.offset <= ledger.position  # records are deleted below it, and the reader stands there
             done_durably |= finished
             claimed = {o: c for o, c in claimed.items() if o >= ledger.position} | dict(running)
             in_hand, writer = {o for o, _ in running}, owner
@@ -119,6 +120,25 @@ def test_inherited_records_that_were_trimmed_are_given_up_once_read_past():
     again = Ledger(ledger.snapshot())
     assert again.admit(4) == (1, 0, False)
     assert again.snapshot().offset == 4
+
+
+def test_the_committed_offset_never_lies_above_what_was_read():
+    ledger = Ledger(None, 0)
+    for offset in range(60):
+        ledger.admit(offset)
+    for offset in set(range(60)) - {0, 50}:
+        ledger.finish(offset)
+    again = Ledger(ledger.snapshot())
+    again.admit(0)
+    again.finish(0)
+    snapshot = again.snapshot()
+    assert snapshot.offset == 1  # records are deleted below it, and the reader stands there: not at 50
+    third = Ledger(snapshot)
+    assert [o for o in range(60) if not third.is_finished(o)] == [50]
+    assert third.admit(50) == (1, 0, False)
+    third.finish(50)
+    assert third.snapshot().offset == 51
+    assert Ledger(third.snapshot()).is_finished(59)
 
 
 def test_only_what_a_crashed_owner_had_in_hand_counts_as_crashed():

@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from array import array
+from pathlib import Path
 
 import pytest
 
@@ -294,6 +296,74 @@ def test_outputs_are_written_in_the_inputs_order_whatever_the_order_of_answers(f
     assert not anew.is_finished
     assert anew.header is None
     assert anew.tally.answered == 0
+
+
+def finished(folder):
+    plan = begun(folder, THREE)
+    for index in range(3):
+        plan.journal.add(index, "E", b"%d" % index)
+    plan.write_outputs()
+    plan.close()
+
+
+def test_a_finished_run_with_another_error_file_is_refused_and_nothing_is_replaced(folder):
+    finished(folder)
+    for name in ("other.jsonl", "in2.jsonl"):
+        (folder / "in2.jsonl").touch()
+        files = Files(folder / "in.jsonl", folder / "out.jsonl", folder / name)
+        with pytest.raises(CannotStart, match=r"its error file is .*/err\.jsonl: name that one with -e; --restart"):
+            Plan(files, SETTINGS, LINE_BYTES_MAX)
+        plan = Plan(files, SETTINGS, LINE_BYTES_MAX, restart=True)
+        assert not plan.is_finished
+        plan.close()
+    assert (folder / "err.jsonl").read_text() == "0\n1\n2\n"
+    assert plan_in(folder).is_finished
+
+
+def test_a_finished_run_whose_error_file_is_gone_is_refused_while_its_output_is_there(folder):
+    finished(folder)
+    (folder / "err.jsonl").unlink()
+    with pytest.raises(CannotStart, match=r"err\.jsonl is gone; --restart"):
+        plan_in(folder)
+    (folder / "out.jsonl").unlink()
+    assert plan_in(folder).header is None
+
+
+def test_a_finished_run_may_be_moved_with_its_files(folder, tmp_path_factory):
+    finished(folder)
+    moved = tmp_path_factory.mktemp("elsewhere") / "run"
+    folder.rename(moved)
+    assert plan_in(moved).is_finished
+    folder.mkdir()  # pytest's own
+
+
+def test_a_finished_journal_of_an_earlier_version_names_no_error_file_and_is_taken_as_it_is(folder):
+    finished(folder)
+    progress = folder / "out.jsonl.progress"
+    first, _ = progress.read_bytes().splitlines()
+    progress.write_bytes(first + b'\nF {"answered":0,"errors":3}\n')
+    assert plan_in(folder).is_finished
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="open files are listed by /proc")
+def test_a_refused_start_lets_go_of_every_file(folder):
+    def open_files():
+        return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+    begun(folder, THREE).close()
+    refusals = [
+        lambda: plan_in(folder, settings=Settings("t2")),
+        lambda: plan_in(folder, THREE + b"\n"),
+        lambda: opened(folder, '{"custom_id": "a"}'.encode("utf-16")),
+        lambda: Plan(Files(folder / "in.jsonl", folder / "written.jsonl", folder / "e"), SETTINGS, LINE_BYTES_MAX),
+        lambda: Plan(Files(folder / "in.jsonl", folder / "diary.jsonl", folder / "e"), SETTINGS, LINE_BYTES_MAX),
+    ]
+    (folder / "written.jsonl").write_text("precious\n")
+    (folder / "diary.jsonl.progress").write_text("dear diary\n")
+    for refused in refusals:
+        with pytest.raises(CannotStart):
+            refused()
+        assert not [name for name in open_files() if name.startswith(str(folder))]
 
 
 def test_an_error_file_may_be_a_device(folder):

@@ -7,39 +7,15 @@ import shutil
 from collections import Counter
 
 import pytest
+from batch_world import TOPICS, go, good, line, outputs, plan_in, write
 from client_world import config_of, in_world
 
-from broker.batch import Files, Limits, Plan, Settings, Stalled, run_batch
+from broker.batch import Limits, Stalled, run_batch
 from broker.transport.errors import NoSuchTopic, TransportError
 from broker.transport.memory import MemoryCluster
 from broker.transport.protocol import Outgoing
-from schemas import Topics, codecs
+from schemas import codecs
 from schemas.messages import InferenceResult
-
-TOPICS = Topics()
-
-
-def line(custom_id, prompt="say it", **body):
-    body = {"model": "auto", "prompt": prompt, "max_tokens": 4, **body}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/completions", "body": body})
-
-
-def good(count):
-    return [line(f"c{n}", f"say {n}") for n in range(count)]
-
-
-def write(folder, lines):
-    folder.mkdir(exist_ok=True)
-    (folder / "in.jsonl").write_text("\n".join(lines) + "\n")
-
-
-def plan_in(folder, **options):
-    files = Files(folder / "in.jsonl", folder / "out.jsonl", folder / "err.jsonl")
-    return Plan(files, Settings("t1"), 100_000, **options)
-
-
-def outputs(folder):
-    return [[json.loads(text) for text in (folder / name).read_text().splitlines()] for name in ("out.jsonl", "err.jsonl")]
 
 
 def texts(folder):
@@ -48,16 +24,6 @@ def texts(folder):
     for entry in answered:
         entry["response"]["body"].pop("created")
     return answered, errors
-
-
-async def go(world, folder, name="batch", limits=None, reports=None, **options):
-    """Open the plan and bring it to its end, as a process of its own."""
-    plan = plan_in(folder, **options)
-    report = reports.append if reports is not None else lambda _: None
-    try:
-        return await run_batch(plan, world.way(name), TOPICS, limits, report=report)
-    finally:
-        plan.close()
 
 
 def runs_of(world):
@@ -270,31 +236,6 @@ def test_a_run_without_answers_stops_by_itself_and_goes_on_later(tmp_path):
     assert set(runs.values()) == {1}
 
 
-def test_a_cluster_that_stays_away_ends_the_run_in_time_and_one_that_returns_does_not(tmp_path):
-    write(tmp_path, good(40))
-
-    async def scenario(world):
-        world.answer()
-        first = asyncio.ensure_future(go(world, tmp_path, "first", Limits(in_flight_max=10, absence_ms=60_000)))
-        await asyncio.sleep(1)
-        world.cluster.stop()
-        began = asyncio.get_running_loop().time()
-        with pytest.raises(Stalled, match="gave up after 60 s"):
-            await first
-        gave_up_s = asyncio.get_running_loop().time() - began
-        world.cluster.start()
-        second = asyncio.ensure_future(go(world, tmp_path, "second", Limits(in_flight_max=10)))
-        await asyncio.sleep(1)
-        world.cluster.stop()
-        await asyncio.sleep(50)
-        world.cluster.start()
-        return gave_up_s, await second
-
-    gave_up_s, tally = in_world(scenario)
-    assert 55 < gave_up_s < 90  # counted from when it was last heard of
-    assert (tally.answered, tally.errors) == (40, 0)
-
-
 def test_what_an_emptied_cluster_forgot_is_sent_again(tmp_path):
     write(tmp_path, good(30))
 
@@ -395,3 +336,26 @@ def test_missing_topics_are_named_with_what_to_do(tmp_path):
 
     in_world(scenario)
     assert plan_in(tmp_path).header is None
+
+
+def test_a_run_is_cancelled_by_its_name(tmp_path):
+    write(tmp_path, good(20))
+    plan = plan_in(tmp_path)
+    name = plan.name
+    plan.close()
+
+    async def scenario(world):
+        world.dispatcher()
+        running = asyncio.ensure_future(go(world, tmp_path))
+        await asyncio.sleep(5)  # all is sent, and nobody serves it
+        stranger = await world.client().send("mine", id="other", batch="batch-of-somebody-else", max_output_tokens=2)
+        await world.client("canceller").cancel(batch=name)
+        tally = await running
+        world.worker()
+        found = world.client("reader").results("beginning", ids=[stranger], timeout_s=30)
+        return tally, [result async for result in found]
+
+    tally, (result,) = in_world(scenario)
+    assert (tally.answered, tally.errors) == (0, 20)
+    assert {entry["error"]["code"] for entry in outputs(tmp_path)[1]} == {"batch_cancelled"}
+    assert result.status == "completed"

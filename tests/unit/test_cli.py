@@ -49,6 +49,37 @@ def test_every_command_has_help_with_an_example():
         assert "\\b" not in command.help, path
 
 
+def test_no_number_on_the_command_line_may_be_infinite_or_none_at_all():
+    numbers = [
+        (path, option)
+        for path, command in commands(cli)
+        for option in command.params
+        if isinstance(option.type, click.types.FloatParamType)
+    ]
+    assert {(*path, option.name) for path, option in numbers} >= {
+        ("batch", "run", "window_h"),
+        ("batch", "run", "stall_s"),
+        ("local", "up", "timeout_s"),
+        ("local", "down", "timeout_s"),
+        ("results", "timeout_s"),
+        ("submit", "timeout_s"),
+        ("submit", "temperature"),
+    }
+    for path, option in numbers:
+        for text in ("nan", "inf", "-inf", "1e999", "NaN"):
+            with pytest.raises(click.UsageError, match=r"finite number|in the range"):
+                option.type.convert(text, option, click.Context(cli))
+        if isinstance(option.default, float):
+            assert option.type.convert(str(option.default), option, None) == option.default, path
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e300"])
+def test_a_window_that_no_clock_can_count_is_wrong_usage(tmp_path, text):
+    done = forebay("batch", "run", "in", "-o", "out", "-e", "err", "--window", text, cwd=tmp_path)
+    assert "'--window'" in told(done)
+    assert done.returncode == 2
+
+
 def test_help_and_version_import_no_command(tmp_path):
     code = "import sys; sys.argv = ['forebay', '--help']; from deploy.cli import main; main()"
     env = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1"}
@@ -56,6 +87,21 @@ def test_help_and_version_import_no_command(tmp_path):
     for heavy in (b"aiokafka", b"redis", b"rich", b"deploy.cli.submit"):
         assert heavy not in done.stderr
     assert forebay("--version", cwd=tmp_path).stdout.startswith(b"forebay ")
+
+
+def test_what_is_logged_beside_a_command_is_not_shown():
+    code = """
+        import logging, sys
+        from deploy.cli import main
+        sys.argv = ["forebay", "--version"]
+        try:
+            main()
+        except SystemExit:
+            logging.getLogger("forebay.batch").warning("retry")
+            logging.getLogger("asyncio").error("unclosed")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=True)
+    assert done.stderr == b""
 
 
 def test_the_client_imports_neither_kafka_nor_the_command_line():
@@ -71,9 +117,19 @@ def test_the_client_imports_neither_kafka_nor_the_command_line():
         (["submit"], {}, "Missing argument 'PROMPT'", 2),
         (["submit", "--config", "none.toml", "x"], {}, "none.toml: no such file", 1),
         (["submit", "x"], {"FOREBAY_KAFKA__DELIVERY": "perhaps"}, "`kafka.delivery`", 1),
+        (["submit", "x"], {"FOREBAY_KAFKA__BOOTSTRAP": "kafka"}, "BOOTSTRAP: `kafka.bootstrap`: 'kafka' has no port", 1),
+        (["check"], {"FOREBAY_REDIS__URL": "localhost:6379"}, "URL: `redis.url`: it does not begin with redis://", 1),
+        (["check"], {"FOREBAY_REDIS__URL": "redis://:secret@h:1/?hop=1"}, "`redis.url`: ", 1),
+        (["local", "up", "--kafka", "kafka"], {}, "--kafka: 'kafka' has no port: expected HOST:PORT", 1),
+        (["local", "up", "--redis", "redis://:secret@h:x"], {}, "--redis: the port is a number from 1 to 65535: expected ", 1),
+        (["local", "up", "--redis", "redis://h:1?hop=1"], {}, "`redis.url`: ", 1),
         (["submit", "--temperature", "9", "x"], {}, "`sampling.temperature`", 1),
         (["submit", "--max-output-tokens", "0", "x"], {}, "`max_output_tokens`", 1),
         (["submit", ""], {}, "`prompt`", 1),
+        (["cancel"], {}, "nothing is given: name a request's ID, --tenant or --batch. See `forebay cancel --help`.", 2),
+        (["cancel", "--tenant", "no spaces"], {}, "`tenant`: ", 1),
+        (["cancel", ""], {}, "`id`: ", 1),
+        (["cancel", "--batch", "x" * 129], {}, "`batch`: ", 1),
         (["results", "--from", "-3"], {}, "expected beginning, latest or an offset", 2),
         (["topics", "ensure", "--partitions", "nope=3"], {}, "known are requests.interactive", 1),
         (["topics", "ensure", "--partitions", "results=x"], {}, "expected TOPIC=N", 1),
@@ -83,12 +139,15 @@ def test_the_client_imports_neither_kafka_nor_the_command_line():
     ],
 )
 def test_what_is_wrong_is_told_in_one_line(tmp_path, arguments, environ, said, code):
-    done = forebay(*arguments, cwd=tmp_path, **NOWHERE, **environ)
+    done = forebay(*arguments, cwd=tmp_path, **{**NOWHERE, **environ})
     assert said in told(done)
     assert done.returncode == code
+    assert b"secret" not in done.stderr
+    assert b"internal error" not in done.stderr
+    assert not list(tmp_path.rglob("forebay.toml"))
 
 
-@pytest.mark.parametrize("arguments", [["submit", "x"], ["results"], ["topics", "ensure"]])
+@pytest.mark.parametrize("arguments", [["submit", "x"], ["results"], ["cancel", "x"], ["topics", "ensure"]])
 def test_a_kafka_that_is_not_there_is_told_with_its_address(tmp_path, arguments):
     done = forebay(*arguments, cwd=tmp_path, **NOWHERE, FOREBAY_KAFKA__CONNECT_TIMEOUT_MS="500")
     assert "cannot reach Kafka at 127.0.0.1:9" in told(done)

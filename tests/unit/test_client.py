@@ -237,6 +237,29 @@ def test_offsets_saved_before_sending_find_every_result_and_positions_go_on_from
     assert last == [named]
 
 
+def test_the_result_of_what_was_put_back_is_no_repeat_and_can_be_asked_for():
+    async def scenario(world):
+        producer = await world.way("writer").producer()
+        for status, place in (
+            ("failed", None),
+            ("failed", b"1"),
+            ("completed", b"0/4"),
+            ("completed", b"0/4"),
+            ("failed", b"0/5"),
+        ):
+            value = codecs.encode(InferenceResult("r", status))
+            given = () if place is None else ((headers.REPLAY, place),)
+            await producer.send(Outgoing("forebay.results", value, b"r", given))
+        client = world.client()
+        everything = [r.status async for r in client.results("beginning", follow=False)]
+        asked = [r.status async for r in client.results("beginning", replays=["0/4"])]
+        async with client.results("beginning", follow=False, replays=["0/4", "0/6"]) as some:
+            statuses = [r.status async for r in some]
+        return everything, asked, statuses, some.missing
+
+    assert in_world(scenario) == (["failed", "completed", "failed"], ["completed"], ["completed"], {"0/6"})
+
+
 def test_waiting_for_a_next_result_has_a_limit():
     async def scenario(world):
         with pytest.raises(TimeoutError, match="within 3 s"):
@@ -348,3 +371,37 @@ def test_results_do_not_end_early_while_the_cluster_is_away():
     found, time = in_world(scenario)
     assert sorted(found) == [f"r{n}" for n in range(6)]
     assert time < 120
+
+
+def test_cancel_says_what_is_wrong_and_writes_one_record():
+    async def scenario(world):
+        client = world.client()
+        for given in ({}, {"tenant": "no spaces"}, {"batch": ""}):
+            with pytest.raises(InvalidMessage):
+                await client.cancel(**given)
+        with pytest.raises(InvalidMessage, match="`batch`"):
+            await client.send("x", batch="a\nb")
+        await client.cancel("r", tenant="a", batch="b")
+        (log,) = world.cluster.topics[world.topics.control].logs
+        return log.read(0, 10)[0]
+
+    (record,) = in_world(scenario)
+    assert record.value == record.key == b'{"kind":"cancel","id":"r","tenant":"a","batch":"b"}'
+
+
+def test_a_batch_is_named_in_the_header_of_each_request():
+    async def scenario(world):
+        client = world.client()
+        await client.send("x", batch="b1")
+        assert [i async for i in client.send_many([{"prompt": "x"}] * 2, batch="b2")]
+        waiting = asyncio.ensure_future(client.submit("x", batch="b3"))
+        stream = client.stream("x", batch="b4")
+        streaming = asyncio.ensure_future(anext(aiter(stream)))
+        await asyncio.sleep(1)
+        for task in (waiting, streaming):
+            task.cancel()
+        await asyncio.gather(waiting, streaming, return_exceptions=True)
+        logs = [log for name in ("interactive", "batch") for log in world.cluster.topics[world.topics.requests(name)].logs]
+        return [headers.text(record.headers, headers.BATCH) for log in logs for record in log.read(0, 10)[0]]
+
+    assert sorted(in_world(scenario)) == ["b1", "b2", "b2", "b3", "b4"]

@@ -1,11 +1,13 @@
 """The client without asyncio: the same calls, from a thread that has no loop."""
 
+import asyncio
+import contextlib
 import threading
 
 import pytest
 from client_world import World, config_of
 
-from broker import ClientTimeout, SyncClient
+from broker import ClientClosed, ClientTimeout, SyncClient
 from broker.transport.memory import MemoryTransport
 from schemas import InvalidMessage
 
@@ -23,7 +25,8 @@ def client():
         client.wait(begin())
         client.world = world
         yield client
-        client.wait(world.close())
+        with contextlib.suppress(ClientClosed):
+            client.wait(world.close())
 
 
 def answer(client):
@@ -42,6 +45,14 @@ def test_submit_stream_and_results(client):
     assert text == stream.result.output_text
     sent = list(client.send_many([{"prompt": "a", "max_output_tokens": 1}] * 5))
     assert {r.request_id for r in client.results("beginning", ids=sent, timeout_s=20)} == set(sent)
+
+
+def test_a_request_is_cancelled(client):
+    sent = [client.send("nobody answers", id=name, batch="b") for name in ("one", "two", "three")]
+    client.cancel("one")
+    client.cancel(batch="b")
+    found = list(client.results("beginning", ids=sent, timeout_s=20))
+    assert [r.status for r in found] == ["cancelled"] * 3
 
 
 def test_several_threads_share_one_client(client):
@@ -75,3 +86,57 @@ def test_close_ends_the_thread_and_may_be_called_twice():
     client.close()
     client.close()
     assert not any(t.name == "forebay-client" and t.is_alive() for t in threading.enumerate())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client: client.submit("x"),
+        lambda client: client.send("x"),
+        lambda client: list(client.send_many(["x"])),
+        lambda client: list(client.stream("x")),
+        lambda client: list(client.results("beginning", follow=False)),
+        lambda client: client.__enter__(),
+    ],
+    ids=["submit", "send", "send_many", "stream", "results", "enter"],
+)
+def test_every_call_after_close_is_told_that_the_client_is_closed(use):
+    config = config_of()
+    client = SyncClient(config, transport=MemoryTransport(World(config).cluster, "client"))
+    client.close()
+    with pytest.raises(ClientClosed, match="make a new one"):
+        use(client)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda client: client.submit("nobody answers"),
+        lambda client: list(client.stream("nobody answers")),
+        lambda client: list(client.results("latest")),
+    ],
+    ids=["submit", "stream", "results"],
+)
+def test_whoever_still_waits_when_another_thread_closes_is_told_too(client, use):
+    ended = []
+
+    def wait():
+        try:
+            use(client)
+        except ClientClosed as error:
+            ended.append(error)
+
+    before = client.wait(_tasks())
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    while client.wait(_tasks()) == before:
+        pass
+    client.wait(client.world.close())
+    client.close()
+    thread.join(30)
+    assert len(ended) == 1
+
+
+async def _tasks():
+    await asyncio.sleep(0)
+    return len(asyncio.all_tasks())

@@ -1,8 +1,12 @@
 """The dispatcher's machine: who is served by whom, when, and what is refused."""
 
+import msgspec
+
 from broker.transport.protocol import Record
-from dispatcher.core import Arrived, Dispatcher, Dropped, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Finish, Forward, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.core.deadlines import SPARE
+from dispatcher.core.machine import GONE_SPARE
 from dispatcher.core.routing import LeastLoaded
 from schemas import EngineStatus, ErrorInfo, RouteAttempt, codecs, headers, parse_config
 from schemas.errors import ErrorCode
@@ -27,8 +31,6 @@ def record(value, offset=0, record_headers=(), topic="forebay.requests.batch"):
 
 def request(offset=0, **fields):
     body = {"id": f"r{offset}", "prompt": "hello", **fields}
-    import msgspec  # noqa: PLC0415
-
     return admit(record(msgspec.json.encode(body), offset), "batch", 1 << 20)
 
 
@@ -130,6 +132,87 @@ def test_a_passed_deadline_ends_a_request_that_waits():
     assert effect.status == "expired"
 
 
+def at(second):
+    return f"1970-01-01T00:20:{second:02d}Z"
+
+
+def test_a_passed_deadline_ends_a_request_wherever_it_stands():
+    made = machine(status("llama", slots=1))
+    decide(made, request(0, model="llama", fallback="none"))  # and the engine is full
+    decide(
+        made,
+        request(1, deadline=at(10)),
+        request(2, deadline=at(5)),
+        request(3),
+        retry(4, {"deadline": at(7)}, not_before_ms=9_000_000),
+    )
+    ended = {}
+    for second in range(12):
+        for effect in made.handle(Tick(), 1_200_000 + second * 1000):
+            assert effect.status == "expired"
+            ended[effect.item.work[1]] = second
+    assert ended == {1: 10, 2: 5, 4: 7}
+    assert made.queued == 1
+
+
+def test_a_deadline_does_not_end_what_left_the_hand_or_came_again():
+    made = machine(status("llama", slots=1))
+    sent, dropped = request(0, model="llama", deadline=at(1)), request(1, model="llama", deadline=at(1))
+    assert len(decide(made, sent)) == 1
+    decide(made, dropped)
+    made.handle(Dropped(dropped.work), NOW)
+    again = request(1, model="llama", deadline=at(1))
+    made.handle(Arrived(again), NOW)
+    (effect,) = made.handle(Tick(), 1_201_000)
+    assert effect.item is again
+
+
+def test_deadlines_of_requests_that_are_gone_take_no_room():
+    made = machine()
+    for n in range(2_000):
+        one = request(n, deadline=at(59))
+        decide(made, one)
+        made.handle(Dropped(one.work), NOW)
+    assert len(made._deadlines) <= 2 * SPARE
+    assert len(made._queue) <= 2 * SPARE
+
+
+def test_a_cancel_ends_what_is_queued_and_what_is_delayed_and_nothing_else():
+    made = machine(status("llama", slots=1))
+    (sent,) = decide(made, request(0, tenant="a", model="llama"))
+    items = [request(n, tenant="ab"[n % 2], model="mamba") for n in range(1, 5)]
+    decide(made, *items, retry(5, not_before_ms=9_000_000), retry(6, not_before_ms=9_000_000))
+    effects = made.handle(Cancelled(lambda item: item.tenant == "a" or item.work[1] == 6), NOW)
+    assert [(e.item.work[1], e.status, e.error.code) for e in effects] == [
+        (n, "cancelled", ErrorCode.CANCELLED) for n in (2, 4, 6)
+    ]
+    assert made.handle(Cancelled(lambda _: True), NOW) != []
+    assert made.queued == 0
+    made.handle(Sent(sent.item.work, 0), NOW)
+    made.handle(StatusSeen(status("mamba")), NOW)
+    assert made.handle(Tick(), 9_000_000) == [], "what was cancelled is never forwarded"
+
+
+def test_a_mass_cancel_leaves_the_others_their_turn():
+    made = machine()
+    decide(made, *(request(n, tenant="ab"[n % 2], model="mamba") for n in range(1_000)))
+    assert len(made.handle(Cancelled(lambda item: item.tenant == "a"), NOW)) == 500
+    made.handle(StatusSeen(status("mamba", slots=400)), NOW)
+    effects = made.handle(Tick(), NOW)
+    assert [e.item.work[1] for e in effects] == list(range(1, 801, 2))[: len(effects)]
+    assert len(effects) == 400
+
+
+def test_what_was_cancelled_behind_others_takes_no_room():
+    made = machine()
+    decide(made, request(0, deadline=at(1)))  # the nearest deadline goes first, so it stands before all others
+    for n in range(1, 2_000):
+        decide(made, request(n, prompt="long" * 100), retry(10_000 + n, not_before_ms=9_000_000))
+        assert len(made.handle(Cancelled(lambda item: item.work[1] > 0), NOW)) == 2
+    assert len(made._queue) + len(made._delayed) <= 2 * GONE_SPARE
+    assert made.queued == 1
+
+
 def test_a_dropped_request_is_never_forwarded():
     made = machine()
     one = request(model="llama")
@@ -140,9 +223,9 @@ def test_a_dropped_request_is_never_forwarded():
     assert made.queued == 0
 
 
-def retry(offset=0, **fields):
+def retry(offset=0, body=None, **fields):
     envelope = Envelope("r", "t", "batch", ("forebay.requests.batch", 0, 0), NOW, **fields)
-    value = b'{"prompt":"hello","fallback":"same_model","model":"llama"}'
+    value = msgspec.json.encode({"prompt": "hello", "fallback": "same_model", "model": "llama", **(body or {})})
     carried = [(headers.ENVELOPE, codecs.encode_envelope(envelope))]
     return readmit(record(value, offset, carried, "forebay.retries"))
 
@@ -153,6 +236,42 @@ def test_a_retry_waits_for_its_time_and_passes_over_the_engine_that_handed_it_ba
     assert len(made.handle(Tick(), NOW + 500)) == 1
     assert decide(machine(status("llama")), retry(excluded={"llama": 1})) == []
     assert len(decide(machine(status("llama", epoch=2)), retry(excluded={"llama": 1}))) == 1
+
+
+def test_a_retry_waits_no_longer_than_the_longest_backoff_however_wrong_the_clock_that_set_it():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 3_600_000)) == []
+    later = NOW + CONFIG.dispatcher.retry_backoff_ms_max
+    made.handle(StatusSeen(status("llama", updated_at_ms=later)), later)
+    assert [type(effect) for effect in made.handle(Tick(), later)] == [Forward]
+
+
+def test_a_retry_goes_to_an_older_worker_of_the_same_pool():
+    unhealthy = ErrorInfo(ErrorCode.UNHEALTHY, "the engine is dead")
+    back = retry(route=[RouteAttempt("llama", "w2", "retried", unhealthy)], excluded={"llama": 5})
+    assert decide(machine(status("llama", "w2", epoch=5)), back) == []
+    (effect,) = decide(machine(status("llama", "w1", epoch=5), status("llama", "w2", epoch=5)), back)
+    assert effect.worker == "w1"
+    internal = ErrorInfo(ErrorCode.INTERNAL, "its own failure excludes nobody")
+    route = [RouteAttempt("llama", "w2", "retried", unhealthy), RouteAttempt("llama", "w1", "retried", internal)]
+    assert len(decide(machine(status("llama", "w1", epoch=5)), retry(route=route, excluded={"llama": 5}))) == 1
+
+
+def test_a_worker_whose_clock_was_set_back_is_heard_at_once():
+    made = machine(status("llama", slots=1, queue_depth=9))
+    made.handle(StatusSeen(status("llama", slots=1, updated_at_ms=NOW - 100)), NOW)
+    assert decide(made, request(model="llama")) == []
+    made.handle(StatusSeen(status("llama", slots=1, updated_at_ms=NOW - 3_600_000)), NOW)
+    assert len(made.handle(Tick(), NOW)) == 1
+
+
+def test_a_dispatcher_whose_clock_is_set_back_keeps_nobody_waiting_and_believes_in_nobody_it_heard_in_the_future():
+    made = machine(status("llama"))
+    assert decide(made, retry(not_before_ms=NOW + 100)) == []
+    before = NOW - 3_600_000
+    assert made.handle(Tick(), before) == []
+    made.handle(StatusSeen(status("llama", updated_at_ms=NOW + 50)), before)
+    assert len(made.handle(Tick(), before)) == 1
 
 
 def test_a_context_overflow_is_final_only_when_nobody_has_more():
@@ -180,3 +299,10 @@ def test_admission_names_the_field_and_keeps_what_can_be_read():
 def test_a_record_without_an_id_always_gets_the_same_one():
     one, same, other = (admit(record(b'{"prompt":"a"}', n), "batch", 100) for n in (1, 1, 2))
     assert one.envelope.id == same.envelope.id != other.envelope.id
+
+
+def test_a_record_behind_a_byte_order_mark_is_refused_under_its_own_id():
+    refused = admit(record(b'\xef\xbb\xbf{"id":"x","tenant":"t","prompt":"a"}'), "batch", 1 << 20)
+    assert isinstance(refused, Refused)
+    assert (refused.id, refused.tenant) == ("x", "t")
+    assert "byte order mark" in refused.error.message

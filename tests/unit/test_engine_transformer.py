@@ -196,3 +196,46 @@ def test_no_child_outlives_its_worker(is_killed):
         worker.stdin.close()
         # The child holds the other end of this pipe and waits for ever: only its death ends the reading.
         assert worker.stdout.read() == b""
+
+
+# A worker in a process group of its own, whose stand-in for vLLM starts a process as vLLM does: it handles SIGINT by ending.
+INTERRUPTED = """
+import asyncio, multiprocessing, os, signal, time
+from engine_consumers.transformer import loading
+
+def core(ready):
+    signal.signal(signal.SIGINT, lambda *_: os._exit(9))
+    ready.set()
+    time.sleep(60)
+
+def bring_up(arguments):
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    process = context.Process(target=core, args=(ready,), daemon=True)
+    process.start()
+    assert ready.wait(30)
+    return type("Loaded", (), {"tokenizer": None, "process": process})
+
+async def main():
+    came = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, came.set)
+    loading._bring_up = bring_up
+    process = (await loading.load({"model": "m"}, 60.0)).process
+    os.killpg(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(came.wait(), 10)
+    process.join(1.0)
+    print("core ended with", process.exitcode)
+    process.kill()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def test_an_interrupt_from_the_terminal_reaches_the_worker_and_not_the_engines_processes(tmp_path):
+    script = tmp_path / "worker.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=90, check=False, start_new_session=True
+    )
+    assert done.stdout == "core ended with None\n", done.stderr

@@ -36,6 +36,63 @@ open(sys.argv[2], "w").write(str(running.guard_pid))
 signal.pause()
 """
 
+# A supervisor of the program above, whose guard is killed twice; says which of its children stay as zombies.
+SUPERVISOR = """
+import os, signal, sys, time
+from pathlib import Path
+from deploy.local import guard
+from deploy.local.plan import Plan
+from deploy.local.program import Program
+from deploy.local.supervisor import Child, Supervisor
+folder, text = Path(sys.argv[1]), sys.argv[2]
+program = Program("p", [sys.executable, "-S", "-c", text, str(folder / "pids"), "willing"], str(folder / "p.log"))
+plan = Plan(home=str(folder), broker="given", kafka="", redis="", delivery="exactly_once", services=[], ensure=program,
+            processes=[], engines={})
+guard.adopt_orphans()
+supervisor, child = Supervisor(plan), Child(program)
+supervisor._stages = [[child]]
+
+def until(what, limit_s=20.0):
+    end = time.monotonic() + limit_s
+    while not what() and time.monotonic() < end:
+        supervisor._tick()
+    return what()
+
+def zombies():
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if fields[0] == "Z" and int(fields[1]) == os.getpid():
+            found.append(entry.parent.name)
+    return found
+
+for _ in range(2):
+    until(lambda: child.running is not None and (folder / "pids").exists())
+    (folder / "pids").unlink()
+    before = child.running
+    os.kill(before.guard_pid, signal.SIGKILL)
+    until(lambda: child.running not in (None, before))
+well = until(lambda: not zombies(), 5.0)
+print("left:", *zombies())
+supervisor._take_down("stopped")
+sys.exit(0 if well else 1)
+"""
+# A program that goes on, after it has left behind a child of a child that ends at once.
+LEAVES = """
+import os, signal, sys
+if os.fork() == 0:
+    if os.fork() == 0:
+        open(sys.argv[1] + ".part", "w").write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".part", sys.argv[1])
+    os._exit(0)
+os.wait()
+while True:
+    signal.pause()
+"""
+
 
 def lives(pid: int) -> bool:
     try:
@@ -105,6 +162,22 @@ def test_a_killed_guard_takes_its_program_along(tmp_path):
     assert running.wait(LIMIT_S) == 128 + signal.SIGKILL
     if lives(child):  # the supervisor adopts and ends this one; here nobody does
         os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a process the orphans of its own")
+def test_a_supervisor_keeps_no_zombies_of_killed_guards(tmp_path):
+    argv = [sys.executable, "-c", SUPERVISOR, str(tmp_path), PARENT]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "left:\n"), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives a process the orphans of its own")
+def test_a_guard_keeps_no_zombies_of_what_its_program_left(tmp_path):
+    running = Running(Program("p", [sys.executable, "-S", "-c", LEAVES, str(tmp_path / "pid")], str(tmp_path / "p.log")))
+    (left,) = pids_in(tmp_path / "pid")
+    ready.until(lambda: not Path(f"/proc/{left}").exists(), LIMIT_S, "the end of the zombie")
+    assert running.exit_code is None
+    running.stop()
 
 
 def test_exit_status_and_output_are_kept(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.cache import cache_home, locked, make_once
-from deploy.local.errors import LocalStackError, NotAvailable
+from deploy.local.errors import BrokenState, LocalStackError, NotAvailable
 from deploy.local.home import Home, State, home_path
 from deploy.local.parts import java, kafka_jars, kafka_runtime
 from deploy.local.ports import HOST, free_ports, is_free
@@ -125,13 +125,19 @@ def state(home: Path) -> State:
     )
 
 
-def test_the_state_comes_back_and_a_broken_one_counts_as_none(tmp_path):
+def test_the_state_comes_back_and_a_broken_one_is_told_with_what_to_do(tmp_path):
     home = Home(tmp_path)
     assert home.read_state() is None
     home.write_state(state(tmp_path))
     assert home.read_state() == state(tmp_path)
-    home.state.write_text('{"home": ')
-    assert home.read_state() is None
+    for broken in (b'{"home": ', b"", b"{}", b'{"home": "\xff"}'):
+        home.state.write_bytes(broken)
+        with pytest.raises(BrokenState, match=r"state\.json is broken .*: `forebay local down` and `forebay local up`"):
+            home.read_state()
+    home.state.unlink()
+    home.state.mkdir()
+    with pytest.raises(BrokenState, match="is broken"):
+        home.read_state()
 
 
 def test_only_one_supervises_a_home(tmp_path):

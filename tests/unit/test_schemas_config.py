@@ -2,7 +2,9 @@
 
 import pytest
 
+from memory_coordinator import StatusBoard
 from schemas import ConfigError, load_config, parse_config
+from schemas.config import RedisConfig
 
 SIM = {"kind": "sim"}
 
@@ -15,7 +17,12 @@ SIM = {"kind": "sim"}
         ({"kafka": 5}, "`kafka`: Expected `object`, got `int`"),
         ({"kafka": {"bootstrap": ""}}, "`kafka.bootstrap`: Expected `str` of length >= 1"),
         ({"kafka": {"bootstrap": 9092}}, "`kafka.bootstrap`: Expected `str`, got `int`"),
-        ({"kafka": {"delivery": "perhaps"}}, "`kafka.delivery`: Invalid enum value 'perhaps'"),
+        (
+            {"kafka": {"delivery": "perhaps"}},
+            "`kafka.delivery`: Invalid enum value 'perhaps': expected one of at_least_once, exactly_once",
+        ),
+        ({"kafka": {"delivery": 2}}, "`kafka.delivery`: Expected `str`, got `int`: expected one of at_least_once, exactly_once"),
+        ({"kafka": {"sasl_mechanism": "GSSAPI"}}, "`kafka.sasl_mechanism`: Invalid enum value 'GSSAPI': expected one of PLAIN, "),
         ({"kafka": {"topic_prefix": "a b"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
         ({"kafka": {"topic_prefix": "a\n"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
         ({"kafka": {"topic_prefix": "__consumer"}}, "`kafka.topic_prefix`: Expected `str` matching regex"),
@@ -26,6 +33,28 @@ SIM = {"kind": "sim"}
             "`kafka.request_timeout_ms`: expected more than `kafka.rebalance_timeout_ms` (3000)",
         ),
         ({"kafka": {"heartbeat_ms": 6_000}}, "`kafka.heartbeat_ms`: expected less than `kafka.session_timeout_ms` (6000)"),
+        ({"kafka": {"bootstrap": "kafka"}}, "`kafka.bootstrap`: 'kafka' has no port: expected HOST:PORT, or several with commas"),
+        ({"kafka": {"bootstrap": "a:1, b"}}, "`kafka.bootstrap`: 'b' has no port"),
+        ({"kafka": {"bootstrap": "a:1,"}}, "`kafka.bootstrap`: an address is empty"),
+        ({"kafka": {"bootstrap": "a b:1"}}, "`kafka.bootstrap`: 'a b:1' is no address"),
+        ({"kafka": {"bootstrap": ":1"}}, "`kafka.bootstrap`: ':1' is no address"),
+        ({"kafka": {"bootstrap": "kafka://a:1"}}, "`kafka.bootstrap`: 'kafka://a:1' is no address"),
+        ({"kafka": {"bootstrap": "::1:9092"}}, "`kafka.bootstrap`: '::1:9092' is no address"),
+        ({"kafka": {"bootstrap": "a:port"}}, "`kafka.bootstrap`: 'a:port': the port is a number from 1 to 65535"),
+        ({"kafka": {"bootstrap": "a:65536"}}, "`kafka.bootstrap`: 'a:65536': the port is a number from 1 to 65535"),
+        (
+            {"redis": {"url": "localhost:6379"}},
+            "`redis.url`: it does not begin with redis://: expected redis://HOST:PORT/DATABASE",
+        ),
+        ({"redis": {"url": ""}}, "`redis.url`: it does not begin with redis://"),
+        ({"redis": {"url": "redis:localhost"}}, "`redis.url`: it does not begin with redis://"),
+        ({"redis": {"url": "redis:///0"}}, "`redis.url`: the host is missing"),
+        ({"redis": {"url": "redis://:pass word@h"}}, "`redis.url`: there are spaces in it"),
+        ({"redis": {"url": "redis://h:6379x/0"}}, "`redis.url`: the port is a number from 1 to 65535"),
+        ({"redis": {"url": "redis://h:0"}}, "`redis.url`: the port is a number from 1 to 65535"),
+        ({"redis": {"url": "redis://[::1/0"}}, "`redis.url`: Invalid IPv6 URL"),
+        ({"redis": {"url": "redis://h/cache"}}, "`redis.url`: the database is a number"),
+        ({"redis": {"url": "unix://"}}, "`redis.url`: the path of the socket is missing"),
         ({"topics": {"min_insync": 2}}, "`topics.min_insync`: expected at most `topics.replication` (1)"),
         ({"worker": {"hop": {"unfinished_max": 401}}}, "`worker.hop.unfinished_max`: Expected `int` <= 400"),
         ({"dispatcher": {"max_hops": 1_000_000}}, "`dispatcher.max_hops`: Expected `int` <= 999999"),
@@ -47,6 +76,28 @@ def test_a_bad_value_is_refused_with_its_path(raw, said):
     with pytest.raises(ConfigError) as caught:
         parse_config(raw, "forebay.toml")
     assert str(caught.value).startswith(f"forebay.toml: {said}")
+
+
+@pytest.mark.parametrize(
+    "address", ["a:1", "a:1,b:2", "a:1, b:2", "[::1]:9092", "[fe80::1%eth0]:1", "my_host-1.example.org:65535"]
+)
+def test_addresses_of_kafka_that_are_sound(address):
+    assert parse_config({"kafka": {"bootstrap": address}}).kafka.bootstrap == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "redis://h:1",
+        "rediss://me:p%20w@h:1/15?ssl_cert_reqs=none",
+        "redis://:a:b@[::1]:1/",
+        "unix:///run/redis.sock?db=1",
+    ],
+)
+def test_addresses_of_redis_that_are_sound(url):
+    assert parse_config({"redis": {"url": url}}).redis.url == url
+    StatusBoard(RedisConfig(url=url), "forebay")
 
 
 def test_pools_are_named_by_their_engines_unless_said_otherwise():
@@ -135,6 +186,7 @@ def test_variables_that_are_not_ours_or_name_no_section_are_passed_over(file):
     [
         ("KAFKA__REQUEST_TIMEOUT_MS", "soon", "`kafka.request_timeout_ms`: Expected `int`, got `str`"),
         ("KAFKA__REQUEST_TIMEOUT_MS", "2000", "`kafka.request_timeout_ms`: expected more than"),
+        ("KAFKA__DELIVERY", "exactly-once", "`kafka.delivery`: Invalid enum value 'exactly-once': expected one of at_least_once"),
         ("KAFKA__TOPIC_PREFIX", "", "`kafka.topic_prefix`: Expected `str` matching regex"),
         ("KAFKA__BOOTSTRAPS", "x", "`kafka.bootstraps`: unknown field"),
         ("KAFAK__BOOTSTRAP", "x", "`kafak`: unknown field"),

@@ -90,6 +90,13 @@ def test_nothing_that_waits_expires():
     assert specs[topics.results].partitions == specs[topics.streams].partitions, "a result and its chunks share a partition"
 
 
+def test_requests_and_cancels_bear_the_brokers_time():
+    topics = Topics()
+    specs = {spec.name: spec.settings for spec in topics.specs(parse_config({}).topics, ["p"])}
+    for name in (topics.requests("interactive"), topics.requests("batch"), topics.control):
+        assert specs[name]["message.timestamp.type"] == "LogAppendTime"
+
+
 def test_the_taxonomy_is_the_documented_one():
     assert {code.value for code in ErrorCode if code.retryable} == {
         "capacity_exceeded",

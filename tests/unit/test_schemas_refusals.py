@@ -19,7 +19,7 @@ FIELDS = [  # a value, the path at fault, a part of what is said
     ({"messages": [MESSAGE, MESSAGE | {"name": "x"}]}, "messages[1].name", "unknown field"),
     (PROMPT | {"two words": 1}, "['two words']", "unknown field"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
-    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'robot'"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'robot': expected one of assistant, system, user"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "got `null`"),
     ({"messages": ["hello"]}, "messages[0]", "got `str`"),
     ({"messages": []}, "messages", "length >= 1"),
@@ -58,7 +58,9 @@ FIELDS = [  # a value, the path at fault, a part of what is said
     (PROMPT | {"sampling": {"stop": "a"}}, "sampling.stop", "got `str`"),
     (PROMPT | {"stream": "yes"}, "stream", "got `str`"),
     (PROMPT | {"stream": 1}, "stream", "got `int`"),
-    (PROMPT | {"fallback": "maybe"}, "fallback", "'maybe'"),
+    (PROMPT | {"fallback": "maybe"}, "fallback", "'maybe': expected one of any, none, same_model"),
+    (PROMPT | {"fallback": 5}, "fallback", "got `int`: expected one of any, none, same_model"),
+    (PROMPT | {"fallback": "maybe", "metadata": {"a": "x"}}, "fallback", "expected one of any"),
     (PROMPT | {"routing_hint": "The Best"}, "routing_hint", "regex"),
     (PROMPT | {"tenant": "a b"}, "tenant", "regex"),
     (PROMPT | {"tenant": "acme\n"}, "tenant", "regex"),
@@ -310,3 +312,41 @@ def test_text_that_no_encoding_can_write_is_refused_by_name(content_type):
     with pytest.raises(InvalidMessage) as caught:
         codecs.encode(InferenceRequest(prompt="p", metadata={"k": "\ud800"}), content_type)
     assert caught.value.param == "metadata.k"
+
+
+def test_a_long_record_is_told_the_allowed_values_too():
+    value = json.dumps({"prompt": "p" * REREAD_BYTES_MAX, "fallback": "never"}).encode()
+    assert refusal(value).message == "`fallback`: Invalid enum value 'never': expected one of any, none, same_model"
+
+
+def test_the_values_of_an_enumeration_are_named_in_results_and_lists_too():
+    value = {"request_id": "r", "status": "done"}
+    error = refusal(json.dumps(value).encode(), decode=codecs.decode_result)
+    assert error.message.endswith("expected one of cancelled, completed, expired, failed, rejected")
+    attempt = {"engine": "e", "worker": "w", "outcome": "failed", "error": {"code": "bad luck", "message": "m"}}
+    value = {"request_id": "r", "status": "failed", "route": [attempt]}
+    error = refusal(json.dumps(value).encode(), decode=codecs.decode_result)
+    assert error.param == "route[0].error.code"
+    assert "expected one of cancelled, capacity_exceeded" in error.message
+
+
+@pytest.mark.parametrize("prompt", ["p", "p" * REREAD_BYTES_MAX])
+def test_a_byte_order_mark_before_a_record_is_named_and_the_id_is_read_behind_it(prompt):
+    value = b"\xef\xbb\xbf" + json.dumps({"id": "r1", "tenant": "acme", "prompt": prompt}).encode()
+    error = refusal(value)
+    assert error.message == "not JSON: it begins with a byte order mark (EF BB BF): write it as UTF-8 without one"
+    assert codecs.salvage(value) == {"id": "r1", "tenant": "acme"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_record_in_utf16_is_named_as_such_and_its_id_is_read(encoding):
+    mark = "" if encoding == "utf-16" else "\ufeff"
+    value = (mark + json.dumps({"id": "r1", "tenant": "acme", "prompt": "p"})).encode(encoding)
+    assert "a byte order mark of UTF-16" in refusal(value).message
+    assert codecs.salvage(value) == {"id": "r1", "tenant": "acme"}
+
+
+@pytest.mark.parametrize("value", [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff\xd8", b"\xef\xbb\xbf\xef\xbb\xbf{}"])
+def test_a_mark_before_nothing_sound_gives_no_id(value):
+    refusal(value)
+    assert codecs.salvage(value) == {}

@@ -117,6 +117,8 @@ class KafkaAdmin:
             async with deadline(self._config.request_timeout_ms, "deleting records"):
                 await self._admin.delete_records(wanted)
         except TransportError as error:
+            if self._config.delivery == "exactly_once":  # a broker that has transactions can do it, at another time
+                raise
             self._can_trim = False
             log.warning("trim_unsupported bootstrap=%s error=%s", self._config.bootstrap, error)
 

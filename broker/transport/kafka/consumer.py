@@ -103,6 +103,11 @@ class KafkaConsumer:
         inner.resume(KafkaPartition(*partition))
         return True
 
+    def position(self, partition: TopicPartition) -> int | None:
+        """See the protocol."""
+        state = None if self._inner is None else _state(self._inner, partition)
+        return None if state is None or state.paused or not state.has_valid_position else int(state.position)
+
     async def committed(self, partition: TopicPartition) -> Committed | None:
         """See the protocol."""
         if self._group is None:

@@ -5,6 +5,7 @@ clock and in a fixed order, so that a run can be repeated exactly; nothing here 
 """
 
 import asyncio
+import contextvars
 from collections.abc import Awaitable, Callable
 from typing import Literal, NamedTuple
 
@@ -60,6 +61,7 @@ class MemoryCluster:
         clock: Gives the time of records in seconds; the loop's by default, so that virtual time rules them too.
         rebalance_ms: How long a rebalance takes.
         hook: Called before and after every operation.
+        notice_ms: Gives how long a member takes to hear of a new generation; none at all by default.
     """
 
     def __init__(
@@ -69,9 +71,10 @@ class MemoryCluster:
         clock: Callable[[], float] | None = None,
         rebalance_ms: int = 20,
         hook: Hook | None = None,
+        notice_ms: Callable[[], float] | None = None,
     ) -> None:
         self.config = config or KafkaConfig()
-        self.hook = hook
+        self.hook, self.notice_ms = hook, notice_ms
         self.topics: dict[str, Topic] = {}
         self.committed: dict[tuple[str, TopicPartition], Committed] = {}
         self.transactions = Transactions(self.later, self.config.transaction_timeout_ms, self.commit)
@@ -79,6 +82,7 @@ class MemoryCluster:
         self._rebalance_ms = rebalance_ms
         self._groups: dict[str, Group] = {}
         self._names = 0
+        self._context = contextvars.Context()  # the broker's timers are nobody else's
         self._up = asyncio.Event()
         self._up.set()
 
@@ -117,9 +121,9 @@ class MemoryCluster:
             if self.is_up:
                 act()
             else:
-                handle = loop.call_later(max(delay_ms, 100) / 1000, fire)
+                handle = loop.call_later(max(delay_ms, 100) / 1000, fire, context=self._context)
 
-        handle = loop.call_later(delay_ms / 1000, fire)
+        handle = loop.call_later(delay_ms / 1000, fire, context=self._context)
         return lambda: handle.cancel()  # noqa: PLW0108 - the handle may have been replaced by then
 
     def name(self, base: str) -> str:

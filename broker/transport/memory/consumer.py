@@ -1,6 +1,7 @@
 """The in-memory consumer."""
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 
 from broker.transport.errors import OffsetGone, TransportError
@@ -16,7 +17,11 @@ class MemoryConsumer:
     def __init__(self, process: Process, group: str | None, listener: AssignmentListener | None = None) -> None:
         self._process, self._cluster = process, process.cluster
         self.group_name, self._listener = group, listener
+        self._context = contextvars.copy_context()  # whoever subscribes is called in the same one
         self._member: Member | None = None
+        self._generation = -1
+        self._has_begun = False  # whoever subscribes holds the consumer before its first assignment comes
+        self._early: tuple[Sequence[TopicPartition], Membership] | None = None
         self._topics: Sequence[str] = ()
         self._client_id = ""
         self._assigned: list[TopicPartition] = []
@@ -35,6 +40,12 @@ class MemoryConsumer:
         self._member = Member(self._cluster.name(client_id), client_id, topics, self)
         self._group.join(self._member)
 
+    def begin(self) -> None:
+        """Our owner holds us: an assignment that came before that may be told."""
+        self._has_begun = True
+        if self._early is not None:
+            asyncio.get_running_loop().call_soon(self._assign, *self._early, context=self._context)
+
     def take(self, partitions: Sequence[TopicPartition]) -> None:
         """Have partitions assigned by hand."""
         self._assigned = sorted(partitions)
@@ -49,11 +60,11 @@ class MemoryConsumer:
         await self._process.step("before", "poll", self._subject)
         while True:
             self._must_be_open()
+            was = dict(self._positions)
             records = [] if self._intake_stopped or not self._cluster.is_up else self._collect(named, records_max)
             left_s = until - loop.time()
             if records or left_s <= 0:
-                await self._process.step("after", "poll", self._subject)
-                return records
+                return await self._answer(records, was)
             await self._until_written(named, left_s)
 
     def seek(self, partition: TopicPartition, offset: int) -> bool:
@@ -63,6 +74,10 @@ class MemoryConsumer:
         self._positions[partition] = offset
         self._wake()
         return True
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """See the protocol."""
+        return self._positions.get(partition)
 
     async def committed(self, partition: TopicPartition) -> Committed | None:
         """See the protocol."""
@@ -77,7 +92,7 @@ class MemoryConsumer:
         member = self._member
         if member is None:
             return True
-        return await self._process.call("heartbeat", self._subject, lambda: self._group.members.get(member.name) is member)
+        return await self._process.call("heartbeat", self._subject, lambda: self._is_current(member))
 
     async def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """See the protocol."""
@@ -95,8 +110,13 @@ class MemoryConsumer:
         self._closed = True
         self._wake()
         member = self._member
-        if member is not None and not self._process.is_killed:
+        if member is None or self._process.is_killed:
+            return
+        try:
             await self._process.call("leave", self._subject, lambda: self._group.leave(member))
+        except BaseException:
+            self._group.silence(member)  # its session ends by itself
+            raise
 
     # -- what an outbox without transactions needs -------------------------------------------------------------------
 
@@ -113,7 +133,7 @@ class MemoryConsumer:
         if self._member is None:
             allowed = not self._group.members  # the group keeps off whoever is no member while it has any
         else:
-            allowed = self._member.name in self._group.members and partition in self._assigned
+            allowed = self._is_current(self._member) and partition in self._assigned
         if not allowed:
             message = f"{_text(partition)} is not ours to commit in group {group} any more"
             raise TransportError(message)
@@ -125,22 +145,37 @@ class MemoryConsumer:
         """A rebalance began."""
         self._intake_stopped = True
         if self._listener is not None:
-            self._listener.revoked(tuple(self._assigned))
+            self._context.run(self._listener.revoked, tuple(self._assigned))
 
     def assign(self, partitions: Sequence[TopicPartition], membership: Membership) -> None:
-        """The new generation started: every partition waits for `seek`."""
+        """The new generation started; we hear of it now, or a little later."""
+        notice_ms = self._cluster.notice_ms() if self._cluster.notice_ms is not None else 0
+        if notice_ms:
+            loop = asyncio.get_running_loop()
+            loop.call_later(notice_ms / 1000, self._assign, partitions, membership, context=self._context)
+        else:
+            self._context.run(self._assign, partitions, membership)
+
+    def _assign(self, partitions: Sequence[TopicPartition], membership: Membership) -> None:
+        """Every partition waits for `seek`; a generation that is over already is passed over."""
+        if self._group.generation != membership.generation or self._closed:
+            return
+        if not self._has_begun:
+            self._early = partitions, membership
+            return
+        self._generation = membership.generation
         self._assigned = list(partitions)
         self._positions.clear()
         self._intake_stopped = False
-        if self._listener is not None and not self._closed:
+        if self._listener is not None:
             self._listener.assigned(tuple(partitions), membership)
 
     # -- the fate of its process -----------------------------------------------------------------------------------------
 
     def fall_silent(self) -> None:
         """Send no more heartbeats."""
-        if self._member is not None and not self._closed:
-            self._group.silence(self._member)
+        if self._member is not None and self._group.members.get(self._member.name) is self._member:
+            self._group.silence(self._member)  # also while it is leaving: nobody may ever hear of that
 
     def wake_up(self) -> None:
         """Send heartbeats again; whoever was expired meanwhile joins anew."""
@@ -158,6 +193,21 @@ class MemoryConsumer:
     @property
     def _subject(self) -> str:
         return self.group_name or ",".join(map(_text, self._assigned))
+
+    def _is_current(self, member: Member) -> bool:
+        group = self._group
+        return group.members.get(member.name) is member and (group.rebalancing or group.generation == self._generation)
+
+    async def _answer(self, records: list[Record], was: dict[TopicPartition, int]) -> list[Record]:
+        """Let the answer travel. What was read stays unread where it is lost, or where somebody has sought meanwhile."""
+        now = {tp: position for tp, position in self._positions.items() if position != was.get(tp)}
+        try:
+            await self._process.step("after", "poll", self._subject)
+        except BaseException:
+            self._positions.update({tp: was[tp] for tp, position in now.items() if self._positions.get(tp) == position})
+            raise
+        moved = [tp for tp, position in now.items() if self._positions.get(tp) != position]
+        return [record for record in records if TopicPartition(record.topic, record.partition) not in moved]
 
     def _must_be_open(self) -> None:
         self._process.must_live()

@@ -36,7 +36,7 @@ class PartitionLog:
         self.first = 0
         self._entries: list[tuple[Record | None, Transaction | None]] = []  # one per offset; a marker holds no record
         self._open: dict[Transaction, int] = {}  # -> its first offset here
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[asyncio.Future[None], None] = {}  # a set's order would differ from run to run
 
     @property
     def end(self) -> int:
@@ -99,11 +99,11 @@ class PartitionLog:
 
     def call_when_written(self, waiter: asyncio.Future[None]) -> None:
         """End the future when there is something new to read."""
-        self._waiting.add(waiter)
+        self._waiting[waiter] = None
 
     def forget(self, waiter: asyncio.Future[None]) -> None:
         """Take a future back."""
-        self._waiting.discard(waiter)
+        self._waiting.pop(waiter, None)
 
     def wake(self) -> None:
         """Wake whoever waits for records."""

@@ -35,8 +35,14 @@ class MemoryTransport:
                 self.cluster.logs(topic)
             consumer.join(topics, client_id)
 
-        await self._process.call("join", group, join)
         self._consumers.append(consumer)
+        try:
+            await self._process.call("join", group, join)
+        except BaseException:
+            consumer.fall_silent()  # it may have joined all the same: its session ends by itself
+            self._consumers.remove(consumer)
+            raise
+        consumer.begin()
         return consumer
 
     async def assign(self, partitions: Sequence[TopicPartition], group: str | None = None) -> MemoryConsumer:
