@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-from collections import Counter
 
 import pytest
 from cells import ROOT, Cell
@@ -111,8 +110,7 @@ def test_a_batch_run_goes_on_by_itself_when_the_broker_is_killed_and_comes_back(
     assert errors.read_text() == ""
     found = tally(one for one in cell.results() if not one["request_id"].startswith(("away", "flush")))
     assert len(found) == LINES
-    asked = Counter(record.key.decode() for record in cell.read(cell.topics.requests("batch")))
-    assert {ident: (times, asked[ident]) for ident, times in found.items() if times != 1} == {}
+    assert set(found.values()) == {1}  # also of lines sent again since their acknowledgement was lost
 
 
 def ended(output):
