@@ -2,12 +2,16 @@
 #
 #   make demo ENGINES=sim       without a model          make bench ROWS=1,2        some rows only
 #   make test ARGS="-k ledger"  some tests only          make PYTHON=python3.12 …   another interpreter
+#   make chaos SEED=7           faults of that seed
 
 BIN := .venv/bin
 PACKAGES := broker deploy dispatcher engine_consumers memory_coordinator schemas
 ENGINES ?=
 ROWS ?= 1,2,3,17
 ARGS ?=
+SEED ?= 1
+REQUESTS ?= 5000
+FAULTS ?= 30
 SEEDS ?= 1000
 FROM ?= 1
 VERBOSE ?=
@@ -21,7 +25,7 @@ uv = env -u VIRTUAL_ENV -u UV_PYTHON UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWN
 stage = @echo "== $(1)"; start=$$(date +%s); code=0; $(2) || code=$$?; \
 	echo "== $(1): $$(if [ $$code = 0 ]; then echo ok; else echo failed; fi) after $$(($$(date +%s) - start)) s"; exit $$code
 
-.PHONY: help demo test check lint types imports chaos-sim bench fmt clean
+.PHONY: help demo test check lint types imports chaos-sim chaos bench fmt clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -49,6 +53,9 @@ chaos-sim: .venv/.dev ## seeded chaos under virtual time: SEEDS=1000 FROM=1, VER
 
 bench: .venv/.dev ## figures, by row: ROWS=1,2,3,17
 	@$(BIN)/python tests/benchmarks/run.py --rows $(ROWS)
+
+chaos: .venv/.dev ## real faults under load, from a seed: SEED=1 REQUESTS=5000 FAULTS=30
+	@$(BIN)/python tests/chaos/run.py --seed $(SEED) --requests $(REQUESTS) --faults $(FAULTS)
 
 fmt: .venv/.dev ## format, and mend what can be mended by rule
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

@@ -11,6 +11,7 @@ import logging
 from broker.errors import ClientClosed, TooManyWaiting
 from broker.reading import PartitionReader, partitions_of
 from broker.transport.protocol import Record, TopicPartition, Transport
+from broker.transport.tasks import end
 from broker.waiting import Questions, Waiter
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
@@ -110,8 +111,7 @@ class Inbox:
         """Stop reading; whoever still waits is told."""
         task, self._task = self._task, None
         if task is not None:
-            task.cancel()
-            await asyncio.wait([task])
+            await end(task)
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()

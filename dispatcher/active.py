@@ -13,6 +13,7 @@ from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from broker.transport.tasks import CLEAN_UP_S, end
 from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
@@ -98,9 +99,7 @@ class Active:
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:
-            for task in [*background, *self._lookups.values()]:
-                task.cancel()
-            await asyncio.gather(*background, *self._lookups.values(), return_exceptions=True)
+            await end(*background, *self._lookups.values(), again_s=CLEAN_UP_S)
             await self._repeats.close()
             await self._control.close()
             await self._admin.close()

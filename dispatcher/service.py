@@ -5,7 +5,6 @@ are harmless: each input partition's outbox fences the older one.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -13,6 +12,7 @@ from redis.exceptions import RedisError
 
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
+from broker.transport.tasks import end
 from dispatcher.active import Active, now_ms
 from memory_coordinator.board import Board
 from memory_coordinator.seen import SeenLog
@@ -73,9 +73,7 @@ class DispatcherService:
                 await self._poll_control()
                 await self._serve_or_stand_by()
         finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
+            await end(watch)
             try:
                 await self._end_term()
             finally:

@@ -46,6 +46,7 @@ class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
     session_timeout_ms: Positive = 6_000
     heartbeat_ms: Positive = 1_000
     rebalance_timeout_ms: Positive = 3_000
+    max_poll_interval_ms: Positive = 60_000  # a process that does not poll for so long leaves its group by itself
     transaction_timeout_ms: Positive = 5_000
     retry_backoff_ms: Positive = 5
     record_bytes_max: Positive = RECORD_BYTES_MAX

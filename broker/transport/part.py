@@ -329,7 +329,7 @@ class Part:
             async with asyncio.timeout(limit_s):
                 first, end = (await consumer.bounds([self._tp]))[self._tp]
             if committed is None and first > 0:
-                log.error("position_missing topic=%s partition=%d action=begin_at_first first=%d", *self._tp, first)
+                log.critical("position_missing topic=%s partition=%d action=begin_at_first first=%d", *self._tp, first)
             if committed is None or first <= committed.offset <= max(end, first):
                 return committed, first
             if committed == before:

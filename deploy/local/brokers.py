@@ -34,6 +34,7 @@ _BROKER = {
     "transaction.state.log.num.partitions": "4",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",  # trials of failure need not wait for six seconds each time
     "auto.create.topics.enable": "false",
     "num.network.threads": "2",
     "num.io.threads": "4",

@@ -6,7 +6,7 @@ with services(folder, broker="kafka") as parts:
     parts.start_broker()
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -42,25 +42,26 @@ class Services:
         else:
             self._others, self._broker = [], brokers.tansu(logs, broker_port)
         self._running: dict[str, Running] = {}
+        self._down: set[str] = set()  # on purpose
 
     def start(self) -> None:
         """Start everything, and wait until it answers."""
         for program in [*self._others, self._broker, self._valkey]:
-            self._running[program.name] = Running(program)
+            self._begin(program)
         self.wait_redis()
         self.wait_broker()
 
     def kill_broker(self) -> None:
         """Kill the broker (SIGKILL); Kafka's controller lives on, Tansu forgets everything."""
-        self._running[self._broker.name].kill()
+        self._end(self._broker, Running.kill)
 
     def stop_broker(self) -> None:
         """Stop the broker as one should."""
-        self._running[self._broker.name].stop()
+        self._end(self._broker, Running.stop)
 
     def start_broker(self, *, wait: bool = True) -> None:
         """Start the broker again, at its address and with its data."""
-        self._running[self._broker.name] = Running(self._broker)
+        self._begin(self._broker)
         if wait:
             self.wait_broker()
 
@@ -71,11 +72,11 @@ class Services:
 
     def kill_redis(self) -> None:
         """Kill Valkey (SIGKILL): all it holds is gone."""
-        self._running[self._valkey.name].kill()
+        self._end(self._valkey, Running.kill)
 
     def start_redis(self) -> None:
         """Start Valkey again, empty, at its address."""
-        self._running[self._valkey.name] = Running(self._valkey)
+        self._begin(self._valkey)
         self.wait_redis()
 
     def wait_broker(self, limit_s: float = READY_S) -> None:
@@ -96,9 +97,17 @@ class Services:
         for one in running:
             one.stop()
 
+    def _begin(self, program: Program) -> None:
+        self._running[program.name] = Running(program)
+        self._down.discard(program.name)
+
+    def _end(self, program: Program, how: Callable[[Running], None]) -> None:
+        self._down.add(program.name)  # before it is: somebody may be waiting for another part
+        how(self._running[program.name])
+
     def _check(self) -> None:
         for one in self._running.values():
-            if one.exit_code is not None:
+            if one.exit_code is not None and one.program.name not in self._down:
                 message = f"{one.program.name} ended with status {one.exit_code}: see {one.program.log}"
                 raise NotReady(message)
 

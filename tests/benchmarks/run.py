@@ -14,8 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # cells.py
+sys.path.insert(0, str(Path(__file__).parents[2]))  # this checkout, whichever is installed
 sys.path.insert(0, str(Path(__file__).parent))
 
+import backlog_row
+import chaos_row
 from hop_rows import latency, throughput
 from install_row import import_seconds, install
 from rich.console import Console
@@ -26,6 +30,7 @@ from deploy.processes import relax_collector
 
 RESULTS = Path(__file__).with_name("results.json")
 RECORDS, PROBES, GAP_S = 40_000, 400, 0.02
+FLAT_MB = 20  # how much more the last quarter may hold than the second
 COMMAND = "make bench ROWS={}"
 
 
@@ -82,6 +87,35 @@ def install_rows(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def chaos_rows() -> list[dict[str, Any]]:
+    """What was lost and repeated; the baseline's faults are those of the real run."""
+    simulated, ours, bare = chaos_row.simulated(), chaos_row.real(bare=False), chaos_row.real(bare=True)
+    lines = []
+    for metric, found in ((f"{chaos_row.SEEDS} simulated runs with kills", simulated), (f"{chaos_row.FAULTS} real faults", ours)):
+        counts, baseline = ({name: one[name] for name in ("accepted", "lost", "duplicated")} for one in (found, bare))
+        is_met = found["lost"] == found["duplicated"] == 0
+        lines.append(line(14, f"terminal results, {metric}", counts, baseline, "0 / 0", None, "0 lost, 0 duplicated", is_met))
+    return lines
+
+
+def backlog_rows() -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as home, services(Path(home) / "services", "kafka") as running:
+        ours_s, memory = backlog_row.batch(running, Path(home) / "batch")
+        bare_s = backlog_row.bare(running)
+    with tempfile.TemporaryDirectory() as home, services(Path(home) / "services", "kafka") as running:
+        moved, memory_behind = backlog_row.backlog(running, Path(home) / "backlog")
+    ratio = round(ours_s / bare_s, 1)
+    goal = "< 300 MB and flat"
+    lines = [
+        line(16, f"batch of {backlog_row.LINES} lines, s", round(ours_s, 1), round(bare_s, 1), "the bare loop", ratio, "-", None)
+    ]
+    behind = f"before {backlog_row.BACKLOG} requests, {moved} of them moved"
+    for what, found in (("during that batch", memory), (behind, memory_behind)):
+        is_met = found["max MB"] < 300 and found["growth MB"] <= FLAT_MB
+        lines.append(line(16, f"dispatcher's RSS {what}", found, None, "-", None, goal, is_met))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,3,17")
@@ -91,6 +125,8 @@ def main() -> None:
         1: lambda: throughput_row(1, "exactly_once", given.rounds),
         2: lambda: throughput_row(2, "at_least_once", given.rounds),
         3: lambda: latency_row(given.rounds),
+        14: chaos_rows,
+        16: backlog_rows,
         17: lambda: install_rows(given.rounds),
     }
     relax_collector()  # as the dispatcher process does; the bare loop profits too

@@ -38,7 +38,6 @@ log = logging.getLogger("forebay.kafka")
 
 FETCH_WAIT_MS = 100  # how long an empty fetch is held; a partition that starts to be read waits for it
 FETCHES_HELD = 4  # largest records that one fetch may bring from a broker, over all its partitions
-POLL_PAUSE_MS_MAX = 60_000  # after which the library leaves the group because nobody polls
 REJOIN_S = 0.5
 CLOSE_S = 3.0
 COMMIT_RETRY_S = 0.02
@@ -233,7 +232,7 @@ class KafkaConsumer:
             fetch_max_wait_ms=FETCH_WAIT_MS,
             fetch_max_bytes=FETCHES_HELD * config.record_bytes_max,
             max_partition_fetch_bytes=config.record_bytes_max,
-            max_poll_interval_ms=POLL_PAUSE_MS_MAX,
+            max_poll_interval_ms=config.max_poll_interval_ms,
             session_timeout_ms=config.session_timeout_ms,
             heartbeat_interval_ms=config.heartbeat_ms,
             rebalance_timeout_ms=config.rebalance_timeout_ms,
