@@ -239,6 +239,8 @@ class Worker:
 
     def _ended(self, ticket: int) -> None:
         job = self._tickets.pop(ticket)
+        if job.verdict is not None and self._jobs.get(job.work) is job:  # ended before it had made its first step
+            self._finish(job, self._failed(job, job.verdict, None))
         if self._settling.get(job.work) != ticket:
             self._do(self._lifecycle.handle(Ended(ticket)))
 

@@ -8,7 +8,9 @@ import pytest
 from client_world import config_of, in_world
 
 from broker.transport.protocol import Outgoing
-from schemas import Topics, codecs, headers, parse_config
+from engine_consumers.worker import Worker
+from schemas import ErrorInfo, Topics, codecs, headers, parse_config
+from schemas.errors import ErrorCode
 
 TOPICS = Topics()
 MOMENT_S = 0.01  # so that what is sent next bears a later time
@@ -266,3 +268,20 @@ def test_a_deadline_ends_what_waits_behind_others():
     found, result = in_world(scenario)
     assert found == {"patient": ["completed"], "urgent": ["expired"]}
     assert result.error.message == "the deadline passed while it waited"
+
+
+def test_a_run_that_is_ended_before_its_first_step_is_answered(monkeypatch):
+    launch = Worker._launch
+
+    def launch_and_end(self, job):
+        launch(self, job)
+        if job.envelope.id == "early":
+            self._end(job, ErrorInfo(ErrorCode.CANCELLED, "cancelled"))
+
+    async def scenario(world):
+        monkeypatch.setattr(Worker, "_launch", launch_and_end)
+        world.answer()
+        await send(world.client(), "early", "kept")
+        return await outcomes(world, 2)
+
+    assert in_world(scenario) == {"early": ["cancelled"], "kept": ["completed"]}
