@@ -78,12 +78,30 @@ async def bootstrap(client: AIOKafkaClient, config: KafkaConfig) -> None:
     """
     quiet = quieten()
     quiet.last_reason = ""
+    _pace(client)
     try:
         async with asyncio.timeout(config.connect_timeout_ms / 1000):
             while not await _bootstrapped(client):  # noqa: ASYNC110 - nothing tells when a broker comes up
                 await asyncio.sleep(CONNECT_RETRY_S)
     except TimeoutError:
         raise unreachable(config, quiet.last_reason) from None
+
+
+def _pace(client: AIOKafkaClient) -> None:
+    """Let a client wait after each connection that failed.
+
+    The library tries again at once, and our transactions' short backoff makes that some hundred times a second for each
+    of a process's outboxes: together they keep a machine busy while its broker is away, and the broker from starting.
+    """
+    connect = client._get_conn
+
+    async def paced(node_id: int, **more: Any) -> Any:  # noqa: ANN401 - the library's connection has no type
+        found = await connect(node_id, **more)
+        if found is None:
+            await asyncio.sleep(CONNECT_RETRY_S)
+        return found
+
+    client._get_conn = paced
 
 
 async def _bootstrapped(client: AIOKafkaClient) -> bool:
