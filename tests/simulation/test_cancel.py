@@ -285,3 +285,30 @@ def test_a_run_that_is_ended_before_its_first_step_is_answered(monkeypatch):
         return await outcomes(world, 2)
 
     assert in_world(scenario) == {"early": ["cancelled"], "kept": ["completed"]}
+
+
+def test_one_sent_again_without_its_batch_after_the_batch_was_cancelled_runs():
+    async def scenario(world):
+        client = world.client()
+        world.dispatcher()
+        await send(client, "r", batch="nightly")
+        await asyncio.sleep(SOON_S)
+        await client.cancel(batch="nightly")
+        await asyncio.sleep(MOMENT_S)
+        await send(client, "r")
+        world.worker()
+        return await outcomes(world, 2)
+
+    assert sorted(in_world(scenario)["r"]) == ["cancelled", "completed"]
+
+
+def test_results_of_tenants_that_share_an_id_are_all_given():
+    async def scenario(world):
+        world.answer()
+        client = world.client()
+        for tenant in ("a", "b"):
+            await send(client, "same", tenant=tenant)
+        await outcomes(world, 2)
+        return [result.tenant async for result in client.results("beginning", follow=False, ids=["same"])]
+
+    assert sorted(in_world(scenario)) == ["a", "b"]
