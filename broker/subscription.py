@@ -65,8 +65,9 @@ class Subscription:
         timeout_s: float | None = None,
     ) -> None:
         self._transport, self._topic, self._start, self._follow = transport, topic, start, follow
-        self._ids = None if ids is None else set(ids)  # not given yet
-        self._replays = None if replays is None else set(replays)
+        self._asked_ids = None if ids is None else frozenset(ids)
+        self._asked_replays = None if replays is None else frozenset(replays)
+        self._ids, self._replays = set(ids or ()), set(replays or ())  # not given yet
         self._only, self._timeout_s = partitions, timeout_s
         self.positions: dict[int, int] = {}
         self._seen: OrderedDict[tuple[str, str, str], None] = OrderedDict()
@@ -149,7 +150,7 @@ class Subscription:
     @property
     def missing(self) -> set[str]:
         """Of the requests or replays that were asked for, those whose result was not given yet."""
-        return (self._ids or set()) | (self._replays or set())
+        return self._ids | self._replays
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -175,14 +176,16 @@ class Subscription:
                 self._take(record)
 
     def _wants_more(self) -> bool:
-        asked = [left for left in (self._ids, self._replays) if left is not None]
-        return all(asked)
+        """Whoever follows is content with one result for each; else all that are there are given: tenants may share an id."""
+        if not self._follow:
+            return True
+        return (self._asked_ids is None or bool(self._ids)) and (self._asked_replays is None or bool(self._replays))
 
     def _take(self, record: Record) -> None:
         replay = str(parse_place(headers.text(record.headers, headers.REPLAY) or "") or "")
-        if self._replays is not None and replay not in self._replays:
+        if self._asked_replays is not None and replay not in self._asked_replays:
             return
-        if self._ids is not None and (record.key or b"").decode("utf-8", "replace") not in self._ids:
+        if self._asked_ids is not None and (record.key or b"").decode("utf-8", "replace") not in self._asked_ids:
             return
         content_type = headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON
         try:
@@ -196,8 +199,6 @@ class Subscription:
         self._seen[key] = None
         if len(self._seen) > SEEN_MAX:
             self._seen.popitem(last=False)
-        if self._ids is not None:
-            self._ids.discard(result.request_id)
-        if self._replays is not None:
-            self._replays.discard(replay)
+        self._ids.discard(result.request_id)
+        self._replays.discard(replay)
         self._ready.append(Found(result, record.partition, record.offset))

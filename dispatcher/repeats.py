@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from msgspec import structs
 from redis.exceptions import RedisError
 
 from broker.transport.cancels import Cancels
@@ -21,6 +20,7 @@ from broker.transport.protocol import Admin, TopicPartition, Transport
 from dispatcher.core.item import Item, Work
 from dispatcher.core.seen import Seen
 from memory_coordinator.seen import SeenLog
+from schemas import headers
 from schemas.config import DispatcherConfig
 from schemas.messages import SeenBatch, SeenMark
 
@@ -58,7 +58,7 @@ class Repeats:
         if key is None or not self._seen.is_repeat(key, item.envelope.origin, now_ms):
             return False
         envelope, first = item.envelope, self._seen.first(key, now_ms)
-        if first is None or self._cancels.covers(structs.replace(envelope, received_at_ms=first[0]), item.headers):
+        if first is None or self._cancels.matches(envelope.id, envelope.tenant, first.batch, first.at_ms):
             return False
         self.suppressed += 1
         log.info(
@@ -66,7 +66,7 @@ class Repeats:
             envelope.id,
             envelope.tenant,
             *envelope.origin,
-            first[1],
+            first.origin,
             self.suppressed,
         )
         return True
@@ -75,7 +75,8 @@ class Repeats:
         """Take a request as accepted: the first of its name."""
         key = item.seen_key
         if key is not None:
-            self._seen.remember(key, item.envelope.origin, now_ms)
+            batch = headers.text(item.headers, headers.BATCH) if item.headers else None
+            self._seen.remember(key, item.envelope.origin, now_ms, batch)
             if self._log is not None:
                 self._unfinished[item.work] = key
 

@@ -21,6 +21,7 @@ from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Record, TopicPartition, Transport
 from broker.transport.suspicion import crashes_of
+from broker.transport.tasks import CLEAN_UP_S, end
 from schemas import codecs, headers
 from schemas.config import Config, HopConfig
 from schemas.errors import InvalidMessage
@@ -124,8 +125,7 @@ class _Pool:
                     break
             await running
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await end(running, again_s=CLEAN_UP_S)
 
     async def _still_owner(self) -> bool:
         """Whether the pool's partitions are still ours to take: whoever became a member has them."""

@@ -6,6 +6,7 @@ piece of a stream goes out at once, later ones together every `chunk_ms`.
 
 import asyncio
 import logging
+import math
 
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing, Producer
@@ -16,6 +17,8 @@ from schemas.headers import Headers
 from schemas.messages import FinishReason, TokenChunk
 
 log = logging.getLogger("forebay.worker")
+
+TELL_MS = 1_000
 
 
 class ChunkStream:
@@ -60,6 +63,7 @@ class ChunkPublisher:
         self._chunk_ms, self._bytes_max = config.chunk_ms, config.chunk_bytes_max
         self._waiting: dict[ChunkStream, None] = {}
         self._wake = asyncio.Event()
+        self._lost, self._told_ms = 0, -math.inf
 
     def open(self, request_id: str, run_id: str, content_type: str, partition: int | None) -> ChunkStream:
         """Begin the stream of one run."""
@@ -76,10 +80,22 @@ class ChunkPublisher:
         try:
             acknowledged = await self._producer.send(Outgoing(self._topic, value, key, record_headers, partition))
         except TransportError as error:
-            log.warning("chunk_lost error=%s", error)
+            self._lose(error)
             return
         if isinstance(acknowledged, asyncio.Future):
-            acknowledged.add_done_callback(_note_loss)
+            acknowledged.add_done_callback(self._note)
+
+    def _note(self, acknowledged: "asyncio.Future[tuple[int, int]]") -> None:
+        if not acknowledged.cancelled() and (error := acknowledged.exception()):
+            self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        """Count what was lost, and say so once in a while: in an outage it is everything."""
+        self._lost += 1
+        now_ms = _now_ms()
+        if now_ms - self._told_ms >= TELL_MS:
+            log.warning("chunks_lost count=%d error=%r", self._lost, error)
+            self._lost, self._told_ms = 0, now_ms
 
     async def run(self) -> None:
         """Write, every `chunk_ms`, what has gathered since."""
@@ -95,8 +111,3 @@ class ChunkPublisher:
 
 def _now_ms() -> float:
     return asyncio.get_running_loop().time() * 1000
-
-
-def _note_loss(acknowledged: "asyncio.Future[tuple[int, int]]") -> None:
-    if not acknowledged.cancelled() and (error := acknowledged.exception()):
-        log.warning("chunk_lost error=%r", error)

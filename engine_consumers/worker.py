@@ -22,6 +22,7 @@ from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition, Transport
 from broker.transport.suspicion import ALONE_FROM, crashes_of, note_of
+from broker.transport.tasks import end
 from engine_consumers.chunks import ChunkPublisher
 from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
 from engine_consumers.core.outcome import Runner
@@ -238,6 +239,8 @@ class Worker:
 
     def _ended(self, ticket: int) -> None:
         job = self._tickets.pop(ticket)
+        if job.verdict is not None and self._jobs.get(job.work) is job:  # ended before it had made its first step
+            self._finish(job, self._failed(job, job.verdict, None))
         if self._settling.get(job.work) != ticket:
             self._do(self._lifecycle.handle(Ended(ticket)))
 
@@ -404,13 +407,12 @@ class Worker:
 
     async def _let_go(self, background: Sequence[asyncio.Task[None]], producer: Producer) -> None:
         tasks = [*background, *(job.task for job in self._tickets.values() if job.task is not None)]
+        with contextlib.suppress(TimeoutError):  # an engine that hangs
+            async with asyncio.timeout(CLOSE_S):
+                await end(*tasks)
         for task in tasks:
-            task.cancel()
-        if tasks:
-            ended, _ = await asyncio.wait(tasks, timeout=CLOSE_S)
-            for task in ended:
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    log.error("task_failed task=%s error=%r", task.get_name(), error)
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                log.error("task_failed task=%s error=%r", task.get_name(), error)
         with contextlib.suppress(RedisError, OSError):
             await self._board.remove(self._runner.pool, self._runner.worker)
         await self._control.close()

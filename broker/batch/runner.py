@@ -26,6 +26,7 @@ from broker.batch.patience import RETRY_S, Patience
 from broker.batch.plan import Plan
 from broker.transport.errors import NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.protocol import Consumer, Outgoing, Producer, Record, TopicPartition, Transport
+from broker.transport.tasks import end
 from schemas import codecs, headers
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.ids import new_id
@@ -383,8 +384,6 @@ async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
     for task in done:
         task.result()

@@ -43,7 +43,7 @@ def cancel(*, id: str | None, config: Config, tenant: str | None, batch: str | N
         click.echo("forebay: nothing was cancelled", err=True)
         raise SystemExit(EXIT_ERROR)
     run(_cancel(config, wanted))
-    click.echo(f"cancelled {what}: whatever was sent until now and has not ended")
+    click.echo(f"cancelling {what}: whatever was sent until now and has not ended yet ends as cancelled")
 
 
 async def _cancel(config: Config, wanted: Cancel) -> None:

@@ -180,7 +180,7 @@ def replay_letters(
     if mended is not None and len(names) != 1:
         message = "--value goes with exactly one PLACE or ID"
         raise click.UsageError(message)
-    choice = Choice(names, code, tenant)
+    choice = Choice(tuple(dict.fromkeys(names)), code, tenant)
     how = How(service_class, force, None if mended is None else mended.read())
     survey = run(look_over(config, choice, how))
     if dry_run:

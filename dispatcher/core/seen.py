@@ -7,6 +7,7 @@ holds a digest for each and forgets it after the window, or when there are too m
 
 from collections import deque
 from hashlib import blake2b
+from typing import NamedTuple
 
 from schemas import headers
 from schemas.headers import Headers
@@ -44,6 +45,14 @@ def key_of(tenant: str, request_id: str, request_headers: Headers) -> bytes | No
     return blake2b(named, digest_size=_KEY_BYTES).digest()
 
 
+class First(NamedTuple):
+    """What is known of the first request of a name: since when (Unix time), its record, and the batch it names."""
+
+    at_ms: int
+    origin: Origin
+    batch: str | None
+
+
 class Seen:
     """The requests of the last while; about 300 bytes each.
 
@@ -54,32 +63,32 @@ class Seen:
 
     def __init__(self, window_ms: int, entries_max: int) -> None:
         self._window_ms, self._entries_max = window_ms, entries_max
-        self._held: dict[bytes, tuple[int, Origin]] = {}  # key -> since when, and the record it was seen in
+        self._held: dict[bytes, First] = {}
         self._order: deque[bytes] = deque()  # the keys of `_held`, as they came
 
     def __len__(self) -> int:
         """Count what is held."""
         return len(self._held)
 
-    def first(self, key: bytes, now_ms: int) -> tuple[int, Origin] | None:
-        """Give the moment (Unix time) and the record that a key was seen in inside the window, or None."""
+    def first(self, key: bytes, now_ms: int) -> First | None:
+        """Give what is known of the request that a key was seen in inside the window, or None."""
         held = self._held.get(key)
-        return None if held is None or self._is_over(held[0], now_ms) else held
+        return None if held is None or self._is_over(held.at_ms, now_ms) else held
 
     def is_repeat(self, key: bytes, origin: Origin, now_ms: int) -> bool:
         """Whether the key was seen inside the window in another record."""
         held = self._held.get(key)
-        return held is not None and held[1] != origin and not self._is_over(held[0], now_ms)
+        return held is not None and held.origin != origin and not self._is_over(held.at_ms, now_ms)
 
-    def remember(self, key: bytes, origin: Origin, at_ms: int) -> None:
-        """Keep a key with the record that it was seen in, from that moment on."""
+    def remember(self, key: bytes, origin: Origin, at_ms: int, batch: str | None = None) -> None:
+        """Keep a key with the record that it was seen in, and that one's batch, from that moment on."""
         if not self._window_ms:
             return
         held, order = self._held, self._order
         if key not in held:
             order.append(key)
-        held[key] = at_ms, origin
-        while len(held) > self._entries_max or self._is_over(held[order[0]][0], at_ms):
+        held[key] = First(at_ms, origin, batch)
+        while len(held) > self._entries_max or self._is_over(held[order[0]].at_ms, at_ms):
             del held[order.popleft()]
 
     def _is_over(self, seen_ms: int, now_ms: int) -> bool:

@@ -196,6 +196,10 @@ def test_what_is_cancelled_before_it_is_read_never_runs(cell, tmp_path):
             return told, {r.request_id: r.status for r in first}, everything
 
     told, found, everything = asyncio.run(scenario())
-    assert told == (0, "cancelled all requests of tenant a: whatever was sent until now and has not ended\n", "")
+    assert told == (
+        0,
+        "cancelling all requests of tenant a: whatever was sent until now and has not ended yet ends as cancelled\n",
+        "",
+    )
     assert found == {f"early{n}": "cancelled" for n in range(5)} | {"other": "completed", "late": "completed"}
     assert sorted(everything) == sorted([*found, "again"])

@@ -44,12 +44,6 @@ class Findings:
     violations: list[str] = field(default_factory=list)
 
 
-def read(cluster: MemoryCluster, topic: str) -> Iterator[Record]:
-    """Give the committed records of a topic, partition by partition."""
-    for log in cluster.logs(topic):
-        yield from log.read(log.first, ALL)[0]
-
-
 def unfinished(cluster: MemoryCluster, config: Config) -> Iterator[tuple[TopicPartition, int]]:
     """Give every record of an input topic that its group has not finished; -1 stands for an open transaction."""
     topics = Topics(config.kafka.topic_prefix)
@@ -73,22 +67,22 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
     asked: dict[Key, list[tuple[Record, InferenceRequest]]] = defaultdict(list)
     places = set()
     for service_class in ("interactive", "batch"):
-        for record in read(cluster, topics.requests(service_class)):
+        for record in world.read(topics.requests(service_class)):
             request = codecs.decode_request(record.value)
             name = request.id or ids.derived_id(*record[:3], record.timestamp_ms)
             asked[request.tenant, name].append((record, request))
             places.add(record[:3])
-    places |= {record[:3] for record in read(cluster, topics.control)}
+    places |= {record[:3] for record in world.read(topics.control)}
     cancels = Cancels()
-    for record in read(cluster, topics.control):
+    for record in world.read(topics.control):
         cancels.add(decode_control(record.value), record.offset, record.timestamp_ms)
     broken += [f"acknowledged {place} is not in its log" for place in acknowledged if place not in places]
     results: dict[Key, list[tuple[Record, InferenceResult]]] = defaultdict(list)
-    for record in read(cluster, topics.results):
+    for record in world.read(topics.results):
         result = codecs.decode_result(record.value)
         results[result.tenant, result.request_id].append((record, result))
     chunks: dict[str, list[tuple[Record, TokenChunk]]] = defaultdict(list)
-    for record in read(cluster, topics.streams):
+    for record in world.read(topics.streams):
         chunk = codecs.decode_chunk(record.value)
         chunks[chunk.request_id].append((record, chunk))
 

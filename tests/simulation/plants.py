@@ -10,6 +10,7 @@ from broker.transport.errors import Fenced, NoSuchTopic, TooLarge, TransportErro
 from broker.transport.ledger import NOBODY, Ledger
 from broker.transport.memory.writing import MemoryOutbox
 from broker.transport.protocol import Committed
+from dispatcher.rescue import Rescue
 from engine_consumers.worker import Worker
 from schemas.messages import run_id
 
@@ -112,3 +113,8 @@ def a_reader_takes_every_chunk_of_every_run():
 @plant
 def a_run_that_gives_nothing_is_waited_for():
     return patch.object(Worker, "_watch_runs", lambda _: asyncio.sleep(1e6))
+
+
+@plant
+def a_pool_without_workers_is_left_to_itself():
+    return patch.object(Rescue, "run", lambda _: asyncio.sleep(1e6))

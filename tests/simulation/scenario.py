@@ -126,6 +126,8 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
                 "max_attempts": 20,
                 "retry_backoff_ms": 20,
                 "retry_backoff_ms_max": 200,
+                "failover_timeout_ms": 1_000,
+                "trim_interval_ms": dice.choice((400, 60_000)),
             },
             "worker": {"hop": hop, "heartbeat_ms": 200, "chunk_ms": 15, "drain_ms": 1_000, **PATIENCE},
             "engines": dict.fromkeys(engines, engine),
@@ -180,7 +182,10 @@ def _fault(dice: random.Random, names: list[str]) -> Fault:
         moment = dice.choice(("before", "after"))
         options = {"operation": dice.choice(STEPS), "moment": moment, "nth": dice.choice((0, 0, 1, dice.randrange(12)))}
     elif kind == "lose_at":
-        victim, options = "", {"operation": dice.choice(STEPS), "moment": dice.choice(("before", "after", "after"))}
+        victim, options = (
+            "",
+            {"operation": dice.choice((*STEPS, "end", "end")), "moment": dice.choice(("before", "after", "after"))},
+        )
         options |= {"times": dice.choice((1, 3, 8)), "every": dice.choice((1, 3))}
     elif kind == "flaky":
         options = {
@@ -223,4 +228,5 @@ _WEIGHTS = {
     "engine_hangs": 1,
     "engine_dies": 2,
     "scale_down": 1,
+    "pool_goes": 2,
 }

@@ -8,7 +8,9 @@ import pytest
 from client_world import config_of, in_world
 
 from broker.transport.protocol import Outgoing
-from schemas import Topics, codecs, headers, parse_config
+from engine_consumers.worker import Worker
+from schemas import ErrorInfo, Topics, codecs, headers, parse_config
+from schemas.errors import ErrorCode
 
 TOPICS = Topics()
 MOMENT_S = 0.01  # so that what is sent next bears a later time
@@ -266,3 +268,47 @@ def test_a_deadline_ends_what_waits_behind_others():
     found, result = in_world(scenario)
     assert found == {"patient": ["completed"], "urgent": ["expired"]}
     assert result.error.message == "the deadline passed while it waited"
+
+
+def test_a_run_that_is_ended_before_its_first_step_is_answered(monkeypatch):
+    launch = Worker._launch
+
+    def launch_and_end(self, job):
+        launch(self, job)
+        if job.envelope.id == "early":
+            self._end(job, ErrorInfo(ErrorCode.CANCELLED, "cancelled"))
+
+    async def scenario(world):
+        monkeypatch.setattr(Worker, "_launch", launch_and_end)
+        world.answer()
+        await send(world.client(), "early", "kept")
+        return await outcomes(world, 2)
+
+    assert in_world(scenario) == {"early": ["cancelled"], "kept": ["completed"]}
+
+
+def test_one_sent_again_without_its_batch_after_the_batch_was_cancelled_runs():
+    async def scenario(world):
+        client = world.client()
+        world.dispatcher()
+        await send(client, "r", batch="nightly")
+        await asyncio.sleep(SOON_S)
+        await client.cancel(batch="nightly")
+        await asyncio.sleep(MOMENT_S)
+        await send(client, "r")
+        world.worker()
+        return await outcomes(world, 2)
+
+    assert sorted(in_world(scenario)["r"]) == ["cancelled", "completed"]
+
+
+def test_results_of_tenants_that_share_an_id_are_all_given():
+    async def scenario(world):
+        world.answer()
+        client = world.client()
+        for tenant in ("a", "b"):
+            await send(client, "same", tenant=tenant)
+        await outcomes(world, 2)
+        return [result.tenant async for result in client.results("beginning", follow=False, ids=["same"])]
+
+    assert sorted(in_world(scenario)) == ["a", "b"]

@@ -6,7 +6,7 @@ import pytest
 from simulation import chaos
 from simulation.plants import PLANTS
 
-SEEDS_MAX = 20
+SEEDS_MAX = 60
 
 
 def first_broken():

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec import structs
-from simulation.checks import Findings, check, unfinished
+from simulation.checks import ALL, Findings, check, unfinished
 from simulation.network import Ambush, Loss, Network, SimTransport, Weather
 from simulation.processes import Fate, ProcessLoop
 from simulation.scenario import EPOCH_MS, Asked, Fault, Scenario
@@ -16,7 +16,8 @@ from simulation.scenario import EPOCH_MS, Asked, Fault, Scenario
 from broker.requests import cancelling
 from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.memory import MemoryCluster, MemoryTransport
-from broker.transport.protocol import Outgoing
+from broker.transport.memory.log import PartitionLog
+from broker.transport.protocol import Outgoing, Record
 from dispatcher.service import DispatcherService
 from engine_consumers.engine import Piece
 from engine_consumers.sim import SimEngine
@@ -158,12 +159,16 @@ class World:
         self._sending = 0
         self._acknowledged: list[tuple[str, int, int]] = []
         self._alarms: list[str] = []
+        self._trimmed: dict[str, list[Record]] = {}
 
     async def run(self) -> Findings:
         """Let it all happen, heal what is broken, wait until everything is answered, and check."""
         scenario = self._scenario
         admin = await MemoryTransport(self.cluster, "admin").admin()
         await admin.ensure(self.topics.specs(self._config.topics, self._config.pools), 1, 1)
+        for topic in self.cluster.topics.values():
+            for log in topic.logs:
+                self._remember_trimmed(log)
         self.cluster.hook = self.network.hook
         for number in range(scenario.dispatchers):
             self._start(self._host(f"d{number}", None))
@@ -182,6 +187,21 @@ class World:
         while not self._is_quiet() and self._loop.time() < until:  # noqa: ASYNC110 - all of the run, by looking at its logs
             await asyncio.sleep(LOOK_S)
         return check(self, self._acknowledged, self._alarms)
+
+    def read(self, topic: str) -> list[Record]:
+        """Give all committed records that a topic ever held."""
+        there = [record for log in self.cluster.logs(topic) for record in log.read(log.first, ALL)[0]]
+        return [*self._trimmed.get(topic, ()), *there]
+
+    def _remember_trimmed(self, log: PartitionLog) -> None:
+        trim = log.trim
+
+        def keep(before: int) -> None:
+            gone = [record for record in log.read(log.first, ALL)[0] if record.offset < before]
+            self._trimmed.setdefault(log.tp.topic, []).extend(gone)
+            trim(before)
+
+        log.trim = keep  # type: ignore[method-assign]
 
     def alarm(self, what: str) -> None:
         """Note what must never happen."""
@@ -384,6 +404,14 @@ class World:
     def _engine_dies_fault(self, host: Host, _: int) -> None:
         if host.lives:
             host.fate.context.run(host.engine.kill)
+
+    def _pool_goes_fault(self, _: Host, __: int) -> None:
+        """Every worker of the second engine goes for good; where there is no second, the first one's come back as ever."""
+        last = self._scenario.workers[-1]
+        if last != self._scenario.workers[0]:
+            for host in [host for host in self.hosts.values() if host.engine_name == last]:
+                host.comes_back = False
+                self._kill(host)
 
     def _heal(self) -> None:
         """Nothing goes wrong any more."""

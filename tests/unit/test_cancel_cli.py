@@ -52,7 +52,7 @@ def invoke(*arguments, **named):
 def test_one_line_says_what_was_cancelled(sent, arguments, given, said):
     done = invoke(*arguments)
     assert done.exit_code == 0
-    assert done.stdout == f"cancelled {said}: whatever was sent until now and has not ended\n"
+    assert done.stdout == f"cancelling {said}: whatever was sent until now and has not ended yet ends as cancelled\n"
     assert sent == [given]
 
 

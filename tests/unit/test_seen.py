@@ -17,7 +17,7 @@ def test_another_record_inside_the_window_is_a_repeat_and_the_same_one_never_is(
     seen.remember(KEY, FIRST, 0)
     assert not seen.is_repeat(KEY, FIRST, 1)
     assert seen.is_repeat(KEY, SECOND, 999)
-    assert seen.first(KEY, 999)[1] == FIRST
+    assert seen.first(KEY, 999).origin == FIRST
     assert not seen.is_repeat(KEY, SECOND, 1_000)
     assert seen.first(KEY, 1_000) is None
 
@@ -28,7 +28,7 @@ def test_origins_are_told_apart_by_each_of_their_parts(origin):
     seen.remember(KEY, FIRST, 0)
     assert seen.is_repeat(KEY, origin, 0)
     seen.remember(b"o" * 16, origin, 0)
-    assert seen.first(b"o" * 16, 0)[1] == origin
+    assert seen.first(b"o" * 16, 0).origin == origin
 
 
 def test_a_window_of_nothing_remembers_nothing():
