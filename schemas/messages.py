@@ -147,7 +147,7 @@ class InferenceResult(Struct, frozen=True, omit_defaults=True):
 
     request_id: str
     status: Status
-    tenant: str = DEFAULT_TENANT
+    tenant: str = field(default_factory=lambda: DEFAULT_TENANT)  # a factory's value is always written
     model: str | None = None
     engine: str | None = None
     worker: str | None = None

@@ -25,7 +25,7 @@ def cancel(*, id: str | None, config: Config, tenant: str | None, batch: str | N
     r"""Cancel what was sent until now: a request, a batch, or all of a tenant. What answers to all that is given ends.
 
     Each request that has not ended yet, waiting or running, ends in one result that is `cancelled`. What is sent
-    later is not touched, also under the same id.
+    later is not touched, also under the same id: stop a `batch run` that still sends before you cancel its batch.
 
     \b
     Examples:

@@ -191,6 +191,9 @@ def main() -> int:
     except (LocalStackError, TimeoutError) as error:
         click.echo(f"chaos could not run: {error or 'it was not up in time'}; see {home}", err=True)
         return 2
+    except KeyboardInterrupt:
+        click.echo(f"chaos was interrupted: logs are in {home}", err=True)
+        return 130
     finally:
         if is_good and not given.keep:
             shutil.rmtree(home, ignore_errors=True)

@@ -15,6 +15,7 @@ import json
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -24,6 +25,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from rich.console import Console
+from rich.progress import track
 from simulation.checks import Findings
 from simulation.processes import run_with_processes
 from simulation.scenario import scenario
@@ -106,9 +109,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args(arguments)
+    if options.seeds < 1 or options.first < 0 or options.processes < 1:
+        parser.error("--seeds and --processes must be at least 1, and --from not below 0")
     logging.getLogger("forebay").setLevel(logging.ERROR)
     totals, violations = dict.fromkeys(FIGURES, 0), []
-    for seed, found in _everything(options):
+    for seed, found in track(_everything(options), "seeds", options.seeds, console=Console(stderr=True), disable=_is_plain()):
         for name in FIGURES:
             totals[name] += getattr(found, name)
         if found.violations:
@@ -129,10 +134,24 @@ def _everything(options: argparse.Namespace) -> Iterator[tuple[int, Findings]]:
                 say(f"seed {seed} digest {digest}")
             yield seed, found
         return
-    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn"), _end_at_ctrl_c) as pool:
         jobs = [pool.submit(run_seeds, first, min(CHUNK, seeds.stop - first)) for first in range(seeds.start, seeds.stop, CHUNK)]
-        for job in jobs:
-            yield from job.result()
+        try:
+            for job in jobs:
+                yield from job.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
+
+
+def _end_at_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _is_plain() -> bool:
+    return not sys.stderr.isatty()
 
 
 def _print_logs() -> None:
@@ -147,4 +166,7 @@ def _print_logs() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
