@@ -53,6 +53,9 @@ async def read_all(bootstrap: str, topic: str, isolation: str = COMMITTED, limit
                     found += records
                 if all([await consumer.position(tp) >= end for tp, end in ends.items()]):
                     return found
+    except TimeoutError:
+        message = f"{topic} cannot be read to its end within {limit_s:.0f} s: a transaction is open, or the broker is away"
+        raise TimeoutError(message) from None
     finally:
         await consumer.stop()
         await whole.stop()

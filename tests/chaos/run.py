@@ -189,16 +189,15 @@ def main() -> int:
         last = report(run, outcome, given.seed)
         is_good = outcome.is_good
     except (LocalStackError, TimeoutError) as error:
-        click.echo(f"chaos could not run: {error or 'it was not up in time'}; see {home}", err=True)
+        click.echo(f"chaos could not run: {error or 'it was not up in time'}", err=True)
         return 2
     except KeyboardInterrupt:
-        click.echo(f"chaos was interrupted: logs are in {home}", err=True)
         return 130
     finally:
         if is_good and not given.keep:
             shutil.rmtree(home, ignore_errors=True)
-    if not is_good or given.keep:
-        click.echo(f"logs: {home}/cell/logs and {home}/services/logs")
+        else:  # also where it was interrupted
+            click.echo(f"logs: {home}/cell/logs and {home}/services/logs")
     click.echo(json.dumps(last))
     return 0 if is_good else 1
 
