@@ -109,7 +109,7 @@ def backlog_rows() -> list[dict[str, Any]]:
     lines = [
         line(16, f"batch of {backlog_row.LINES} lines, s", round(ours_s, 1), round(bare_s, 1), "the bare loop", ratio, "-", None)
     ]
-    behind = f"before {backlog_row.BACKLOG} requests, {moved} of them moved"
+    behind = f"before {backlog_row.BACKLOG} requests, about {moved} of them moved"
     for what, found in (("during that batch", memory), (behind, memory_behind)):
         is_met = found["max MB"] < 300 and found["growth MB"] <= FLAT_MB
         lines.append(line(16, f"dispatcher's RSS {what}", found, None, "-", None, goal, is_met))
