@@ -37,7 +37,7 @@ class MemoryBoard:
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, str], tuple[float, EngineStatus]] = {}
-        self._watchers: set[asyncio.Queue[EngineStatus]] = set()
+        self._watchers: dict[asyncio.Queue[EngineStatus], None] = {}  # a set's order would differ from run to run
 
     async def check(self) -> None:
         """Always there."""
@@ -66,7 +66,7 @@ class MemoryBoard:
     async def watch(self, reread_ms: int) -> AsyncGenerator[EngineStatus, None]:
         """Give snapshots as they are published, and all of them again every `reread_ms`."""
         queue: asyncio.Queue[EngineStatus] = asyncio.Queue(WATCHERS_QUEUE_MAX)
-        self._watchers.add(queue)
+        self._watchers[queue] = None
         loop = asyncio.get_running_loop()
         due = loop.time()
         try:
@@ -82,7 +82,7 @@ class MemoryBoard:
                     continue
                 yield status
         finally:
-            self._watchers.discard(queue)
+            self._watchers.pop(queue, None)
 
     async def close(self) -> None:
         """Nothing to let go of."""
