@@ -67,6 +67,7 @@ class Part:
         self._outbox: Outbox | None = None
         self._ahead: deque[Record] = deque()  # read, not yet in the ledger
         self._claims: dict[int, tuple[Record, Inherited]] = {}  # in the ledger, to be started once that is committed
+        self._claiming: dict[int, tuple[Record, Inherited]] = {}  # those in the commit that is under way
         self._notes: dict[int, int] = {}  # of work that runs, not committed yet
         self._takeovers: dict[int, int] = {}  # of work in hand, where there were any
         self._running: dict[int, int] = {}  # offset -> bytes held
@@ -107,7 +108,7 @@ class Part:
     @property
     def used(self) -> int:
         """Records in hand."""
-        return len(self._ahead) + len(self._claims) + len(self._running) + len(self._ready)
+        return len(self._ahead) + len(self._claims) + len(self._claiming) + len(self._running) + len(self._ready)
 
     def assigned(self, membership: Membership) -> None:
         """The partition is ours in this generation; start over unless nobody can have come between."""
@@ -149,7 +150,7 @@ class Part:
             record = ahead[0]
             offset = record.offset
             if (
-                len(running) + len(self._claims) >= unfinished_max  # the commit's metadata can name no more
+                len(running) + len(self._claims) + len(self._claiming) >= unfinished_max  # the commit's metadata can name no more
                 and offset >= ledger.horizon  # what it names already it always may
                 and offset not in running
                 and offset not in ready
@@ -352,7 +353,7 @@ class Part:
         for offset in batch:
             ledger.finish(offset)  # if this commit fails the ledger is read anew, so nothing is undone here
         outputs = [record for _, records in batch.values() for record in records]
-        self._claims = {}
+        self._claims, self._claiming = {}, claims
         started = False
         try:
             async with asyncio.timeout(limit_s):
@@ -362,6 +363,7 @@ class Part:
             self._leave_out(outputs[error.index] if error.index is not None else None, error)
             raise
         finally:
+            self._claiming = {}
             if not started:
                 for record, _ in claims.values():
                     hop.held_bytes -= _bytes_of(record)

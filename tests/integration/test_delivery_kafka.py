@@ -163,7 +163,8 @@ def test_a_dispatcher_stopped_in_mid_transaction_hides_results_only_until_the_tr
     cell.dispatcher("d", entry=(*STOPPING, cell.topics.results))
     cell.worker("w")
     cell.produce(steady)
-    ready.until(lambda: cell.running("w") > 0, UP_S, "the worker to have work")
+    handed = cell.topics.engine("sim")  # all of it, before the dispatcher stops
+    ready.until(lambda: len(cell.read(handed)) == len(idents), UP_S, "the worker to have all its work")
     refused = request("refused", model="nobody")  # the dispatcher itself answers it, in the results' one partition
 
     async def scenario():

@@ -251,3 +251,25 @@ def test_a_run_kept_over_a_pause_gives_way_to_one_that_began_elsewhere_meanwhile
     assert len(runs) >= 2
     assert result.run_id == runs[-1]
     assert result.worker == "w1"
+
+
+def test_what_a_worker_has_read_is_in_its_figures_at_every_moment_also_while_it_is_being_claimed():
+    """Else the dispatcher sends it as much again."""
+    seen = []
+
+    async def scenario(stack):
+        async def hook(step):
+            if step.process == "w1":
+                status = worker.status()
+                seen.append((sum(status.positions.values()), status.running + status.queue_depth))
+
+        worker = stack.worker("w1")
+        stack.cluster.hook = hook
+        stack.dispatcher("d1")
+        await stack.produce([request(f"r{n}", max_output_tokens=4_000) for n in range(30)])  # none ends meanwhile
+        await asyncio.sleep(3)
+        return sum(log.end for log in stack.cluster.topics["forebay.engine.sim"].logs)
+
+    on_stack(scenario)
+    assert max(taken_in for taken_in, _ in seen) == 6
+    assert [pair for pair in seen if pair[0] > pair[1]] == []
