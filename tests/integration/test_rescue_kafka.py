@@ -79,11 +79,11 @@ class Cell:
             value = b'{"id":"r%d","model":"m","prompt":"say","max_output_tokens":4}' % n
             await (await producer.send(Outgoing(self.topics.requests("batch"), value)))
 
-    async def reader(self, topic):
+    async def reader(self, topic, group=None):
         """A consumer of all that a topic holds, and its partitions."""
         admin = await self.transport.admin()
         tps = [TopicPartition(topic, n) for n in range(await admin.partitions(topic))]
-        consumer = await self.transport.assign(tps)
+        consumer = await self.transport.assign(tps, group)
         for tp, (first, _) in (await consumer.bounds(tps)).items():
             consumer.seek(tp, first)
         return consumer, tps
@@ -179,9 +179,8 @@ def test_what_the_killed_only_worker_of_a_pool_had_in_hand_is_answered_by_anothe
 
 async def claimed(cell):
     """Wait until the worker has put its name to the records, so that it has them in hand."""
-    group, tp = cell.topics.engine_group("a"), TopicPartition(cell.topics.engine("a"), 0)
-    consumer = await cell.transport.assign([tp], group)
-    while not ((committed := await consumer.committed(tp)) and committed.metadata):
+    consumer, tps = await cell.reader(cell.topics.engine("a"), cell.topics.engine_group("a"))
+    while not any([(committed := await consumer.committed(tp)) and committed.metadata for tp in tps]):
         await consumer.poll([], 1, 100)
     await consumer.close()
 
