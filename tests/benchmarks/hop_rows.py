@@ -33,11 +33,11 @@ def config(kafka: str, prefix: str, delivery: str):
 class Counted(Active):
     """A dispatcher that tells how much it has moved."""
 
-    moved = 0
+    done = 0
 
     def committed(self, work, places) -> None:
         super().committed(work, places)
-        self.moved += 1
+        self.done += 1
 
 
 def statuses(beat: int) -> list[EngineStatus]:
@@ -96,15 +96,15 @@ class Bench:
         active = Counted(self.config, transport, yes)
         run = asyncio.ensure_future(active.run())
         beat = 0
-        while not active.moved:
+        while not active.done:
             beat += 1
             for status in statuses(beat):
                 active.seen(status)
             await asyncio.sleep(0.002)
             if run.done():
                 run.result()
-        began, first, told = time.perf_counter(), active.moved, time.perf_counter()
-        while active.moved < count:
+        began, first, told = time.perf_counter(), active.done, time.perf_counter()
+        while active.done < count:
             await asyncio.sleep(0.002)
             if time.perf_counter() - told > 1:
                 beat, told = beat + 1, time.perf_counter()
