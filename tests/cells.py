@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import raw
 from aiokafka.structs import ConsumerRecord
+from trees import ROOT
 
 from broker.transport.kafka import KafkaTransport
 from broker.transport.protocol import TopicPartition
@@ -24,7 +25,6 @@ from deploy.local.program import Program, Running
 from memory_coordinator import StatusBoard
 from schemas import EngineStatus, Topics, parse_config
 
-ROOT = Path(__file__).parents[1]
 CLI = (sys.executable, "-m", "deploy.cli")
 GRACE_S = 30.0  # a worker's drain, and some
 LOOK_S = 0.05

@@ -11,20 +11,21 @@ from broker.transport.protocol import Outgoing, TopicPartition
 from dispatcher.service import DispatcherService
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
-from memory_coordinator import MemoryBoard
+from memory_coordinator import MemoryBoard, MemorySeenLog
 from schemas import Topics, codecs, parse_config
 
 TOPICS = Topics()
 INTERACTIVE = TOPICS.requests("interactive")
 
 
-def config_of(worker=None, **options):
-    """Give a configuration with one `sim` engine of these options, and what differs for workers."""
+def config_of(worker=None, dispatcher=None, slots=4, **options):
+    """Give a configuration with one `sim` engine of these options, and what differs for workers and dispatchers."""
     return parse_config(
         {
-            "engines": {"sim": {"kind": "sim", "slots": 4, "options": {"ttft_ms": 20, "tpot_ms": 5, **options}}},
-            "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 2, "retry_partitions": 1},
+            "engines": {"sim": {"kind": "sim", "slots": slots, "options": {"ttft_ms": 20, "tpot_ms": 5, **options}}},
+            "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 3, "retry_partitions": 1},
             "worker": worker or {},
+            "dispatcher": dispatcher or {},
         }
     )
 
@@ -34,6 +35,7 @@ class Stack:
 
     def __init__(self, config):
         self.config, self.board = config, MemoryBoard()
+        self.seen_log = MemorySeenLog(config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max)
         self.cluster = MemoryCluster(config.kafka, clock=lambda: self.clock() / 1000)
         self.tasks, self.ways = {}, {}
 
@@ -44,25 +46,29 @@ class Stack:
         """Give a moment of the stack's own time, as requests name it."""
         return (datetime.fromtimestamp(self.clock() / 1000, UTC) + timedelta(seconds=after_s)).isoformat()
 
+    def way(self, name):
+        """A process's connection to the cluster."""
+        self.ways[name] = MemoryTransport(self.cluster, name)
+        return self.ways[name]
+
     async def ensure(self):
-        self.transport = MemoryTransport(self.cluster, "test")
+        self.transport = self.way("test")
         admin = await self.transport.admin()
         await admin.ensure(TOPICS.specs(self.config.topics, self.config.pools), 1, 1)
 
-    def dispatcher(self, name):
-        self.ways[name] = MemoryTransport(self.cluster, name)
-        service = DispatcherService(self.config, self.ways[name], self.board, name, clock=self.clock)
+    def dispatcher(self, name="d"):
+        service = DispatcherService(self.config, self.way(name), self.board, name, clock=self.clock, seen_log=self.seen_log)
         self.tasks[name] = asyncio.ensure_future(service.run())
         return service
 
-    def worker(self, name, engine="sim"):
+    def worker(self, name="w", engine="sim"):
         made = load("sim", self.config.engines[engine])
-        self.ways[name] = MemoryTransport(self.cluster, name)
-        worker = Worker(self.config, engine, made, self.ways[name], self.board, name, clock=self.clock)
+        worker = Worker(self.config, engine, made, self.way(name), self.board, name, clock=self.clock)
         self.tasks[name] = asyncio.ensure_future(worker.run())
         return worker
 
     def kill(self, name):
+        """End a process without a word to the cluster."""
         self.ways[name].kill()
         self.tasks.pop(name).cancel()
 
@@ -117,9 +123,11 @@ def prompts(count, tenants=3):
     return [b'{"id":"r%d","tenant":"t%d","prompt":"say %d","max_output_tokens":8}' % (n, n % tenants, n) for n in range(count)]
 
 
-def on_stack(scenario, config=None):
+def on_stack(scenario, config=None, kind=Stack):
+    """Run a scenario under virtual time."""
+
     async def main():
-        stack = Stack(config or config_of())
+        stack = kind(config or config_of())
         await stack.ensure()
         try:
             return await scenario(stack)

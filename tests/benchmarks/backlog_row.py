@@ -16,7 +16,8 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from bare import BareLoop
-from cells import CLI, ROOT, Cell
+from cells import CLI, Cell
+from trees import ROOT
 
 from broker.transport.kafka import KafkaTransport
 from deploy.local.services import Services

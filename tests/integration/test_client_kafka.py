@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from cells import toml
 
 from broker import Client
 from broker.transport.kafka import KafkaTransport
@@ -52,22 +53,6 @@ async def serving(config):
         await asyncio.gather(*tasks)
         await board.close()
         await transport.close()
-
-
-def toml(raw):
-    lines = []
-    for section, table in raw.items():
-        tables = {f"engines.{n}": t for n, t in table.items()} if section == "engines" else {section: table}
-        for name, values in tables.items():
-            lines.append(f"[{name}]")
-            for key, value in values.items():
-                text = (
-                    "{" + ", ".join(f"{k} = {v}" for k, v in value.items()) + "}"
-                    if isinstance(value, dict)
-                    else json.dumps(value)
-                )
-                lines.append(f"{key} = {text}")
-    return "\n".join(lines) + "\n"
 
 
 async def forebay(path, *arguments):

@@ -6,9 +6,10 @@ import sys
 import threading
 
 import pytest
-from cells import ROOT, Cell
+from cells import Cell
 from raw import request, tally
 from redis import Redis
+from trees import ROOT
 
 from deploy.local import ready
 from deploy.local.services import services

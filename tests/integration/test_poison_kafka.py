@@ -5,8 +5,9 @@ import os
 import subprocess
 import time
 
-from cells import CLI, ROOT, Cell, toml
+from cells import CLI, Cell, toml
 from raw import request, tally
+from trees import ROOT
 
 from deploy.local import ready
 

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-import json
 import sys
 from collections import Counter
 
 import pytest
+from cells import toml
 from trees import ROOT
 
 from broker.transport.kafka import KafkaTransport
@@ -183,15 +183,3 @@ async def claimed(cell):
     while not any([(committed := await consumer.committed(tp)) and committed.metadata for tp in tps]):
         await consumer.poll([], 1, 100)
     await consumer.close()
-
-
-def toml(raw):
-    """The tables as a file; inner tables in one line."""
-    engines = {f"engines.{name}": engine for name, engine in raw["engines"].items()}
-    lines = []
-    for name, table in {**raw, "engines": {}, **engines}.items():
-        lines.append(f"[{name}]")
-        for key, value in table.items():
-            inner = ", ".join(f"{k} = {json.dumps(v)}" for k, v in value.items()) if isinstance(value, dict) else ""
-            lines.append(f"{key} = {{ {inner} }}" if inner else f"{key} = {json.dumps(value)}")
-    return "\n".join(lines)

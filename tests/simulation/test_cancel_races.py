@@ -8,7 +8,7 @@ import pytest
 from memory_stack import TOPICS, config_of, on_stack
 
 from broker.transport.protocol import Outgoing
-from schemas import codecs, parse_config
+from schemas import codecs
 from schemas.control import Cancel, encode_control
 
 COUNT = 100
@@ -70,31 +70,27 @@ async def queued(stack, seed):
     return await ended(stack, worker)
 
 
-async def on_the_runway(stack, seed):
-    """One slot, and always some that wait for it in the worker or in front of it."""
+async def at_work(stack, seed, *race, **tokens):
     stack.dispatcher("d1")
     worker = stack.worker("w1")
     await asyncio.sleep(1)
-    await Race(stack, seed, 3.0, tokens=10).run()
+    await Race(stack, seed, *race, **tokens).run()
     return await ended(stack, worker)
+
+
+async def on_the_runway(stack, seed):
+    """One slot, and always some that wait for it in the worker or in front of it."""
+    return await at_work(stack, seed, 3.0, tokens=10)
 
 
 async def running(stack, seed):
     """All run at once, for about a second."""
-    stack.dispatcher("d1")
-    worker = stack.worker("w1")
-    await asyncio.sleep(1)
-    await Race(stack, seed, 1.5, tokens=200).run()
-    return await ended(stack, worker)
+    return await at_work(stack, seed, 1.5, tokens=200)
 
 
 async def in_backoff(stack, seed):
     """Every run fails, and is tried again after a while."""
-    stack.dispatcher("d1")
-    worker = stack.worker("w1")
-    await asyncio.sleep(1)
-    await Race(stack, seed, 2.0).run()
-    return await ended(stack, worker)
+    return await at_work(stack, seed, 2.0)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -110,14 +106,7 @@ async def in_backoff(stack, seed):
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_one_terminal_result_in_every_race(state, slots, options, seed):
-    plain = config_of(**options)
-    config = parse_config(
-        {
-            "engines": {"sim": {"kind": "sim", "slots": slots, "options": plain.engines["sim"].options}},
-            "topics": {"request_partitions": 2, "engine_partitions": 4, "result_partitions": 2, "retry_partitions": 1},
-        }
-    )
-    statuses = on_stack(lambda stack: state(stack, seed), config)
+    statuses = on_stack(lambda stack: state(stack, seed), config_of(slots=slots, **options))
     assert set(statuses) <= {"cancelled", "completed", "failed"}
     assert statuses["cancelled"] >= 10
     assert statuses["cancelled"] < COUNT or state is in_backoff, "no race at all: the cancel always won"

@@ -39,8 +39,7 @@ class Supervised:
     def kill(self, name):
         if name in self.stack.tasks:  # else it is dead already, and only its tasks have not heard of it
             self.deaths.append(name)
-            self.stack.ways[name].kill()
-            self.stack.tasks.pop(name).cancel()
+            self.stack.kill(name)
 
 
 def test_a_request_that_kills_workers_is_found_and_ends_alone():

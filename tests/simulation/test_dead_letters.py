@@ -3,7 +3,8 @@
 import asyncio
 from collections import Counter
 
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 from msgspec import structs
 
 from broker.dead_letters import DeadLetters
@@ -41,8 +42,7 @@ async def put_back(world, letters):
 
 def change_engine(world, config, name):
     """Kill the worker and start one with another configuration."""
-    world.ways["w"].kill()
-    world.tasks.pop().cancel()
+    world.kill("w")
     world.config = config
     world.worker(name)
 

@@ -4,7 +4,8 @@ import asyncio
 from collections import Counter
 
 import pytest
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 from msgspec import structs
 
 from broker.errors import ClientTimeout
@@ -48,10 +49,6 @@ def lag(world):
     ends = {log.tp: log.end for log in world.cluster.logs(INTERACTIVE)}
     committed = {tp: world.cluster.committed.get((TOPICS.dispatcher_group, tp)) for tp in ends}
     return sum(end - (committed[tp].offset if committed[tp] else 0) for tp, end in ends.items())
-
-
-def kill(world, name):
-    world.ways[name].kill()
 
 
 def test_an_id_that_is_produced_twice_is_run_once_and_the_repeat_is_finished():
@@ -142,7 +139,7 @@ def test_a_dispatcher_killed_between_the_mark_and_the_commit_swallows_nothing(op
         async def hook(step):
             if (step.moment, step.operation, step.process) == (moment, operation, "first") and not killed:
                 killed.append(step)
-                kill(world, "first")
+                world.kill("first")
 
         world.dispatcher("first")
         world.worker()
@@ -183,7 +180,7 @@ def test_the_next_term_knows_what_the_killed_one_has_seen_unless_redis_was_wiped
         world.worker()
         await produce(world, ask("r"))
         await asyncio.sleep(5)
-        kill(world, "first")
+        world.kill("first")
         if is_wiped:
             world.seen_log.wipe()
         world.dispatcher("second")
@@ -225,7 +222,7 @@ def test_without_redis_everything_is_answered_and_a_term_still_knows_its_own(is_
         await asyncio.sleep(10)
         await produce(world, *(ask(f"r{n}") for n in range(20)))
         await asyncio.sleep(10)
-        kill(world, "first")
+        world.kill("first")
         world.dispatcher("second")
         await asyncio.sleep(15)
         await produce(world, *(ask(f"s{n}") for n in range(20)))
@@ -254,7 +251,7 @@ def test_a_cluster_made_anew_beside_an_old_redis_loses_nothing():
         world.dispatcher("first")
         world.worker()
         await asyncio.sleep(5)
-        kill(world, "first")  # by now they are finished here
+        world.kill("first")  # by now they are finished here
         world.dispatcher("second")
         await asyncio.sleep(10)
         await produce(world, *(ask(name, "later") for name in names))

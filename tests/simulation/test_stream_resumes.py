@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 
 from broker import StreamRestarted
 from schemas import ids

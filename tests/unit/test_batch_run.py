@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 from batch_world import TOPICS, go, good, line, outputs, plan_in, write
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 
 from broker.batch import Limits, Stalled, run_batch
 from broker.transport.errors import NoSuchTopic, TransportError

@@ -4,7 +4,8 @@ import asyncio
 
 import click
 import pytest
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 
 from deploy.cli.check import look_at_kafka, look_at_redis, of_config
 from schemas import parse_config

@@ -1,10 +1,10 @@
 """The client on the whole path in memory, under virtual time."""
 
 import asyncio
-from datetime import UTC, datetime
 
 import pytest
-from client_world import config_of, in_world
+from client_world import in_world
+from memory_stack import config_of
 
 from broker import ClientClosed, ClientTimeout, StreamRestarted
 from broker.reading import PartitionReader
@@ -101,8 +101,7 @@ def test_a_stream_whose_worker_is_killed_still_makes_up_the_result():
             text += item.text
             if len(text) > 20 and not killed:
                 killed = True
-                world.ways["w"].kill()
-                world.tasks[-1].cancel()
+                world.kill("w")
                 world.worker("w2")
         return stream.result, text
 
@@ -128,8 +127,7 @@ def test_no_answer_in_time_is_a_timeout_that_names_the_request():
 def test_a_deadline_that_passes_is_an_expired_result():
     async def scenario(world):
         client = world.client()
-        deadline = datetime.fromtimestamp(world.clock() + 10, UTC)
-        result = await client.submit("a", deadline=deadline)
+        result = await client.submit("a", deadline=world.deadline(10))
         return result, asyncio.get_running_loop().time()
 
     result, took = in_world(scenario)

@@ -5,7 +5,8 @@ import contextlib
 import threading
 
 import pytest
-from client_world import World, config_of
+from client_world import World
+from memory_stack import config_of
 
 from broker import ClientClosed, ClientTimeout, SyncClient
 from broker.transport.memory import MemoryTransport
@@ -26,7 +27,7 @@ def client():
         client.world = world
         yield client
         with contextlib.suppress(ClientClosed):
-            client.wait(world.close())
+            client.wait(world.stop())
 
 
 def answer(client):
@@ -131,7 +132,7 @@ def test_whoever_still_waits_when_another_thread_closes_is_told_too(client, use)
     thread.start()
     while client.wait(_tasks()) == before:
         pass
-    client.wait(client.world.close())
+    client.wait(client.world.stop())
     client.close()
     thread.join(30)
     assert len(ended) == 1

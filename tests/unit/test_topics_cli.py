@@ -1,6 +1,6 @@
 """What `forebay topics ensure` does and tells."""
 
-from client_world import config_of
+from memory_stack import config_of
 from virtual_loop import run_virtual
 
 from broker.transport.memory import MemoryCluster, MemoryTransport
