@@ -7,8 +7,8 @@ A command is written like this:
     def work(config: Config) -> None:
         run(do_it(config))
 
-`run` cancels the coroutine on the first SIGINT or SIGTERM, or calls what the coroutine gave to `on_stop`; either way
-the process then ends with 130 or 143. A second signal ends it at once.
+`run` cancels the coroutine on the first SIGINT or SIGTERM, and the process then ends with 130 or 143; a service gives
+`on_stop` what to call instead, and what it ends with is its own. A second signal ends it at once.
 """
 
 import asyncio
@@ -93,10 +93,10 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end, in good order also when a signal comes.
 
     Returns:
-        What the coroutine gives.
+        What the coroutine gives, also after a signal that it answered by stopping (see `on_stop`).
 
     Raises:
-        SystemExit: With 130 after SIGINT and 143 after SIGTERM, once the coroutine has ended.
+        SystemExit: With 130 after SIGINT and 143 after SIGTERM, once the coroutine has ended, unless it stopped by itself.
     """
     watch = _Watch()
 
@@ -117,19 +117,19 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         if watch.got is None:
             raise
     except Exception as error:
-        if watch.got is None:
+        if watch.got is None or watch.stop is not None:
             raise
         tell(error)
     finally:
         for number, handler in before.items():  # the loop's end put the system's own in their place
             signal.signal(number, handler)
-    if watch.got is not None:
+    if watch.got is not None and watch.stop is None:
         raise SystemExit(128 + watch.got)
     return result
 
 
 def on_stop(stop: Callable[[], object]) -> None:
-    """Inside of `run`: on the first signal call this instead of cancelling; the coroutine then ends by itself."""
+    """Inside of `run`: on the first signal call this instead of cancelling; the coroutine then ends by itself, and its result counts."""
     _watch.get().stop = stop
 
 

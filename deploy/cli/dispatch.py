@@ -17,7 +17,8 @@ LEVELS = ["debug", "info", "warning", "error"]
 def dispatch(config: Config, name: str | None, log_level: str) -> None:
     r"""Run a dispatcher until SIGTERM.
 
-    Start as many as you like: one is active, the others stand by and take over within seconds.
+    Start as many as you like: one is active, the others stand by and take over within seconds. Exits with 0 when it was told
+    to stop, also by Ctrl-C.
 
     \b
     Example:

@@ -17,7 +17,8 @@ from schemas.config import Config
 def work(config: Config, engine: str, name: str | None, log_level: str) -> None:
     r"""Run a worker of an engine until SIGTERM; what runs then has `worker.drain_ms` to finish.
 
-    Run it with the python of the engine's own environment. Exits with 70 when the engine itself died.
+    Run it with the python of the engine's own environment. Exits with 0 when it was told to stop, also by Ctrl-C, and with 70
+    when the engine itself died.
 
     \b
     Example:

@@ -210,7 +210,7 @@ SCRIPT = """
         while True:
             print("x" * 1000)
 
-    what = {"blocks": blocks, "goes_on": goes_on}.get(sys.argv[1]) or (lambda: common.run(globals()[sys.argv[1]]()))
+    what = {"blocks": blocks, "goes_on": goes_on}.get(sys.argv[1]) or (lambda: sys.exit(common.run(globals()[sys.argv[1]]())))
     common.guarded(what)
 """
 
@@ -219,7 +219,7 @@ SCRIPT = """
 @pytest.mark.parametrize(
     ("what", "end"), [("waits", b"cleaned up"), ("stops", b"stopped"), ("blocks", b"cleaned up"), ("goes_on", b"cleaned up")]
 )
-def test_signals_end_in_good_order_with_their_exit_code(what, end, number):
+def test_signals_end_in_good_order_with_their_exit_code_and_a_service_with_its_own(what, end, number):
     command = [sys.executable, "-c", textwrap.dedent(SCRIPT), what]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"ready\n"
@@ -227,7 +227,7 @@ def test_signals_end_in_good_order_with_their_exit_code(what, end, number):
         out, error = process.communicate(timeout=30)
     assert out.strip() == end
     assert error.strip() == b""
-    assert process.returncode == 128 + number
+    assert process.returncode == (7 if what == "stops" else 128 + number)
 
 
 def test_an_error_of_our_own_making_is_one_line_that_says_so():
