@@ -89,10 +89,12 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
 
 
 def _excluded(envelope: Envelope) -> tuple[Excluded, ...]:
-    handed_back = {a.engine: a for a in envelope.route if a.error is not None and a.error.code not in OF_THE_REQUEST}
+    """Who handed it back, the latest last."""
+    backs = [a for a in envelope.route if a.error is not None and a.error.code not in OF_THE_REQUEST]
+    places = {attempt.engine: place for place, attempt in enumerate(backs)}
     found = []
-    for pool, epoch in sorted(envelope.excluded.items()):
-        last = handed_back.get(pool)
+    for pool, epoch in sorted(envelope.excluded.items(), key=lambda known: (places.get(known[0], -1), known[0])):
+        last = backs[places[pool]] if pool in places else None
         of_the_pool = last is None or last.error is None or last.error.code in OF_THE_POOL
         found.append(Excluded(pool, epoch, None if last is None or of_the_pool else last.worker))
     return tuple(found)

@@ -105,6 +105,15 @@ class Fleet:
                     best, least = worker, share
         return best
 
+    def is_served(self, pool: str, now_ms: int, excluded: Excluded | None = None) -> bool:
+        """Whether a pool has a live worker beside the excluded one, with room or without."""
+        since = now_ms - self._stale_ms
+        for worker in self._pools.get(pool, {}).values():
+            status, is_live = worker.status, since <= worker.heard_ms <= now_ms and worker.partition is not None
+            if is_live and status.is_healthy and (excluded is None or not _concerns(excluded, status)):
+                return True
+        return False
+
     def workers(self, pool: str) -> Iterable[Worker]:
         """The workers of a pool, live or not, by name."""
         return self._pools.get(pool, {}).values()

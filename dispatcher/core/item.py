@@ -13,11 +13,11 @@ NEVER_MS = 1 << 62
 
 
 class Excluded(NamedTuple):
-    """Who handed a request back and is not asked again: one worker since its start, or a pool whose workers are all alike.
+    """Who handed a request back: one worker since its start, asked again only where nobody else is there, or a whole pool.
 
     Attributes:
         epoch: Of the worker; one that has started since is another one.
-        worker: Its name; None where what it said holds for its whole pool.
+        worker: Its name; None where what it said holds for its whole pool, whose workers are all alike in that.
     """
 
     pool: str
@@ -26,7 +26,7 @@ class Excluded(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a request asks of an engine; requests of one demand can go to the same places."""
+    """What a request asks of an engine, and who handed it back, the latest last; those of one demand can go to the same places."""
 
     model: str
     hint: str

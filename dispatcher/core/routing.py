@@ -10,7 +10,7 @@ from typing import Protocol
 
 from dispatcher.core.admission import OF_THE_POOL
 from dispatcher.core.fleet import Fleet, Worker
-from dispatcher.core.item import Demand, Item
+from dispatcher.core.item import Demand, Excluded, Item
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import AUTO, ErrorInfo
@@ -81,8 +81,9 @@ class LeastLoaded:
     def pick(self, item: Item, fleet: Fleet, now_ms: int) -> tuple[str, Worker] | None:
         """Choose pool and worker, or None while nobody has room."""
         demand = item.demand
-        excluded = {one.pool: one for one in demand.excluded} if demand.excluded else {}
-        for tier in self.tiers(demand):
+        tiers = self.tiers(demand)
+        excluded = _passed_over(demand, tiers, fleet, now_ms) if demand.excluded else {}
+        for tier in tiers:
             if len(tier) == 1:
                 only = fleet.least_loaded(tier[0], now_ms, excluded.get(tier[0]))
                 if only is not None:
@@ -122,6 +123,20 @@ class LeastLoaded:
             for kind in (*STAND_IN_ORDER, *sorted({p.kind for p in others} - set(STAND_IN_ORDER))):
                 tiers += [[p.name for p in others if p.kind == kind]]
         return tuple(tuple(tier) for tier in tiers if tier)
+
+
+def _passed_over(demand: Demand, tiers: tuple[tuple[str, ...], ...], fleet: Fleet, now_ms: int) -> dict[str, Excluded]:
+    """Who is not asked: all who handed it back. Where nobody else is there, who did so longest ago is asked again.
+
+    A worker that lives may be over what it handed requests back for; what holds for a whole pool holds for good.
+    """
+    excluded = {one.pool: one for one in demand.excluded}
+    for one in demand.excluded:
+        if any(fleet.is_served(pool, now_ms, excluded.get(pool)) for tier in tiers for pool in tier):
+            break
+        if one.worker is not None:
+            del excluded[one.pool]
+    return excluded
 
 
 def _context(fleet: Fleet, pool: str) -> int:

@@ -1,7 +1,7 @@
 """What becomes of a request whose run failed: another try, or a terminal result. Pure, like all of core.
 
 Only the request's own failures count as attempts; an engine that is down, full or too small is not the request's
-fault: it goes back to the dispatcher, which excludes that engine until its epoch changes.
+fault: it goes back to the dispatcher, which asks that worker again only once it has started anew, or nobody else is there.
 """
 
 import hashlib

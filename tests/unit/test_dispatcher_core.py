@@ -249,12 +249,36 @@ def test_a_retry_waits_no_longer_than_the_longest_backoff_however_wrong_the_cloc
 def test_a_retry_goes_to_an_older_worker_of_the_same_pool():
     unhealthy = ErrorInfo(ErrorCode.UNHEALTHY, "the engine is dead")
     back = retry(route=[RouteAttempt("llama", "w2", "retried", unhealthy)], excluded={"llama": 5})
-    assert decide(machine(status("llama", "w2", epoch=5)), back) == []
     (effect,) = decide(machine(status("llama", "w1", epoch=5), status("llama", "w2", epoch=5)), back)
     assert effect.worker == "w1"
+    full = status("llama", "w1", epoch=5, queue_depth=9)
+    assert decide(machine(full, status("llama", "w2", epoch=5)), back) == [], "it waits for who did not hand it back"
     internal = ErrorInfo(ErrorCode.INTERNAL, "its own failure excludes nobody")
     route = [RouteAttempt("llama", "w2", "retried", unhealthy), RouteAttempt("llama", "w1", "retried", internal)]
     assert len(decide(machine(status("llama", "w1", epoch=5)), retry(route=route, excluded={"llama": 5}))) == 1
+
+
+def handed_back(*places, code=ErrorCode.CAPACITY_EXCEEDED):
+    """A request that workers of these pools handed back, one after another."""
+    route = [RouteAttempt(pool, "w1", "retried", ErrorInfo(code, "the queue is full")) for pool in places]
+    return retry(body={"fallback": "any"}, route=route, excluded=dict.fromkeys(places, 1))
+
+
+def test_a_retry_goes_again_to_who_handed_it_back_where_nobody_else_is_there():
+    (effect,) = decide(machine(status("llama")), handed_back("llama"))
+    assert effect.worker == "w1"
+    sick = status("llama", "w2", is_healthy=False), status("llama", "w3", partitions=[])
+    assert len(decide(machine(status("llama"), *sick), handed_back("llama"))) == 1
+    assert decide(machine(status("llama", is_healthy=False)), handed_back("llama")) == []
+    assert decide(machine(status("llama")), handed_back("llama", code=ErrorCode.PREEMPTED), now=NOW + 10_000) == []
+
+
+def test_of_those_that_handed_it_back_who_did_so_longest_ago_is_asked_again():
+    both = status("llama"), status("mixtral")
+    assert [effect.pool for effect in decide(machine(*both), handed_back("llama"))] == ["mixtral"]
+    assert [effect.pool for effect in decide(machine(*both), handed_back("llama", "mixtral"))] == ["llama"]
+    assert [effect.pool for effect in decide(machine(*both), handed_back("llama", "mixtral", "llama"))] == ["mixtral"]
+    assert [effect.pool for effect in decide(machine(status("llama")), handed_back("mixtral", "llama"))] == ["llama"]
 
 
 def test_a_worker_whose_clock_was_set_back_is_heard_at_once():
