@@ -129,7 +129,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def on_stop(stop: Callable[[], object]) -> None:
-    """Inside of `run`: on the first signal call this instead of cancelling; the coroutine then ends by itself, and its result counts."""
+    """Inside of `run`: the first signal calls this instead of cancelling; the coroutine then ends by itself, with a result."""
     _watch.get().stop = stop
 
 

@@ -26,7 +26,7 @@ class Excluded(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a request asks of an engine, and who handed it back, the latest last; those of one demand can go to the same places."""
+    """What a request asks of an engine, and who handed it back, the latest last: one demand can go to the same places."""
 
     model: str
     hint: str

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 
+from cells import until
 from memory_stack import TOPICS, config_of, on_stack
 
 from engine_consumers.errors import EngineError
@@ -26,8 +27,7 @@ async def begun(stack, *workers):
     stack.dispatcher("d1")
     started = [stack.worker(name) for name in workers]
     await stack.produce(requests())
-    while answered(stack) < FIRST:
-        await asyncio.sleep(0.1)
+    await until(lambda: answered(stack) >= FIRST)
     return started
 
 
