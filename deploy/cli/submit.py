@@ -7,7 +7,7 @@ import click
 
 from broker import Client, ResultStream, StreamRestarted
 from broker.client import TIMEOUT_S
-from broker.requests import prepare
+from broker.requests import prepare, request_bytes_max
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Finite, seconds
 from deploy.cli.show import failure, summary, whole_json
@@ -53,7 +53,7 @@ def submit(
         forebay submit --json --tenant alice - < prompt.txt
     """
     fields = _fields(_text(prompt, config), options)
-    prepare(fields, {}, record_bytes_max=config.kafka.record_bytes_max)  # what is wrong with it is said before connecting
+    prepare(fields, {}, bytes_max=request_bytes_max(config))  # what is wrong with it is said before connecting
     arguments = {"service_class": "batch" if batch else "interactive", "timeout_s": timeout_s}
     result = run(_submit(config, fields, arguments, streams=streams, as_json=as_json))
     if as_json:
@@ -117,10 +117,10 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
 def _text(prompt: str, config: Config) -> str:
     if prompt != STDIN:
         return prompt
-    limit = config.kafka.record_bytes_max
+    limit = request_bytes_max(config)
     raw = sys.stdin.buffer.read(limit + 1)
     if len(raw) > limit:
-        message = f"standard input: expected at most {limit} bytes (kafka.record_bytes_max)"
+        message = f"standard input: expected at most {limit} bytes"
         raise InvalidMessage(message, "prompt")
     try:
         return raw.decode()
