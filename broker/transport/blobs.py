@@ -68,10 +68,15 @@ class Blobs:
         refused = self._objection(ref)
         if refused:
             raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: {refused}")
-        data: bytes = await self._within(ref.url, lambda place: place.files.cat_file(place.path, 0, ref.size_bytes + 1))
-        if len(data) != ref.size_bytes:
-            found = "more" if len(data) > ref.size_bytes else str(len(data))
-            raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: expected {ref.size_bytes} bytes, found {found}")
+
+        def get(place: _Place) -> bytes:
+            found = place.files.size(place.path)  # first: it may be too large to be read
+            if found != ref.size_bytes:
+                raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: expected {ref.size_bytes} bytes, found {found}")
+            data: bytes = place.files.cat_file(place.path)
+            return data
+
+        data: bytes = await self._within(ref.url, get)
         digest = hashlib.sha256(data).hexdigest()
         if digest != ref.sha256:
             raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: expected sha256 {ref.sha256}, found {digest}")

@@ -65,7 +65,7 @@ GOOD = b'{"prompt":"a"}'
 @pytest.mark.parametrize(
     ("change", "there", "told"),
     [
-        ({"size_bytes": 13}, GOOD, "expected 13 bytes, found more"),
+        ({"size_bytes": 13}, GOOD, "expected 13 bytes, found 14"),
         ({"size_bytes": 15}, GOOD, "expected 15 bytes, found 14"),
         ({"sha256": "0" * 64}, GOOD, "expected sha256 000"),
         ({}, b'{"prompt":"b"}', "expected sha256"),
