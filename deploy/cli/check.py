@@ -52,8 +52,8 @@ class Finding(msgspec.Struct, frozen=True):
 def check(config: Config, running: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     r"""Check the configuration, and that Kafka, its topics, Redis, the store, a dispatcher and the engines answer.
 
-    Changes nothing, but for one small file that it writes to `blobs.store`. Exits with 1 where something is wrong. That nothing runs yet is a warning only, so that it can be
-    asked before the first start: with --running it is an error.
+    Changes nothing, but for one small file that it writes to `blobs.store`. Exits with 1 where something is wrong. That
+    nothing runs yet is a warning only, so that it can be asked before the first start: with --running it is an error.
 
     \b
     Examples:
