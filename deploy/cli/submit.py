@@ -10,7 +10,7 @@ from broker.client import TIMEOUT_S
 from broker.requests import prepare, request_bytes_max
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Finite, seconds
-from deploy.cli.show import failure, summary, whole_json
+from deploy.cli.show import elsewhere, failure, summary, whole_json
 from schemas.config import Config
 from schemas.errors import InvalidMessage
 from schemas.messages import InferenceResult
@@ -62,6 +62,9 @@ def submit(
         click.echo(result.output_text)
     if result.status != "completed":
         click.echo(failure(result), err=True)
+        raise SystemExit(1)
+    if not as_json and (unread := elsewhere(result)):
+        click.echo(f"forebay: request {result.request_id} completed, but {unread}", err=True)
         raise SystemExit(1)
     if not as_json and sys.stderr.isatty():
         click.echo(summary(result), err=True)
