@@ -21,17 +21,19 @@ from broker.assembly import StreamItem
 from broker.discovery import discover
 from broker.errors import ClientClosed, ClientTimeout
 from broker.inbox import Inbox
-from broker.requests import Prepared, RequestLike, cancelling, prepare
+from broker.requests import Prepared, RequestLike, cancelling, prepare, request_bytes_max
 from broker.sending import Sender
 from broker.subscription import Start, Subscription
+from broker.transport.blobs import BlobError, Blobs
 from broker.transport.connect import connect
+from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing, Transport
 from broker.waiting import ResultStream, Waiter
-from schemas import headers
+from schemas import codecs, headers
 from schemas.addresses import check_bootstrap
 from schemas.config import Config
 from schemas.control import batch_name
-from schemas.errors import ConfigError, ErrorCode
+from schemas.errors import ConfigError, ErrorCode, InvalidMessage
 from schemas.headers import Headers
 from schemas.ids import new_id
 from schemas.messages import ErrorInfo, InferenceResult, ServiceClass
@@ -83,6 +85,7 @@ class Client:
         self._client_id = client_id or new_id()
         self._content_type, self._timeout_s, self._clock = content_type, timeout_s, clock
         self._given_transport = transport
+        self._blobs = Blobs(found.blobs)
         self._open: _Parts | None = None
         self._starting: asyncio.Lock | None = None
         self._closed = False
@@ -105,7 +108,7 @@ class Client:
                 except BaseException:
                     await transport.close()
                     raise
-                self._open = _Parts(transport, Sender(transport), Inbox(transport, self.topics, self._client_id))
+                self._open = _Parts(transport, Sender(transport), Inbox(transport, self.topics, self._client_id, self._blobs))
         return self
 
     async def close(self) -> None:
@@ -212,7 +215,7 @@ class Client:
             InvalidMessage: The schema refuses the request; nothing was sent.
             TransportError: Kafka refused the request, or could not be reached.
         """
-        prepared = self._prepare(request, fields)
+        prepared = await self._checked_in(self._prepare(request, fields))
         extra = _headers(result_partition, traceparent, batch, replay=replay)
         await self.start()
         await (await self._queue(prepared, service_class, extra))
@@ -247,7 +250,7 @@ class Client:
         pending: deque[tuple[str, asyncio.Task[None]]] = deque()
         try:
             async for request in _each(requests):
-                prepared = self._prepare(request, {})
+                prepared = await self._checked_in(self._prepare(request, {}))
                 pending.append((prepared.id, await self._queue(prepared, service_class, extra)))
                 while pending and (len(pending) >= in_flight_max or pending[0][1].done()):
                     sent, acknowledged = pending.popleft()
@@ -321,6 +324,7 @@ class Client:
         return Subscription(
             self._started,
             self.topics.results,
+            blobs=self._blobs,
             start=from_,
             follow=follow,
             ids=ids,
@@ -342,8 +346,17 @@ class Client:
         return self._open
 
     def _prepare(self, request: RequestLike | None, fields: dict[str, Any]) -> Prepared:
-        limit = self.config.kafka.record_bytes_max
-        return prepare(request, fields, content_type=self._content_type, record_bytes_max=limit)
+        return prepare(request, fields, content_type=self._content_type, bytes_max=request_bytes_max(self.config))
+
+    async def _checked_in(self, prepared: Prepared) -> Prepared:
+        """Put an input that is too large for a record into the store."""
+        if len(prepared.value) <= self.config.value_bytes_max:
+            return prepared
+        try:
+            request = await self._blobs.shrink(prepared.request)
+        except BlobError as error:
+            raise (InvalidMessage if error.code is ErrorCode.INVALID_REQUEST else TransportError)(error.message) from None
+        return Prepared(prepared.id, request, codecs.encode(request, self._content_type))
 
     async def _queue(self, prepared: Prepared, service_class: ServiceClass, extra: Headers) -> "asyncio.Task[None]":
         out = ((headers.CONTENT_TYPE, self._content_type.encode()), *extra)
@@ -367,6 +380,7 @@ class Client:
         deadline = prepared.request.deadline
         expires = None if deadline is None else loop.time() + deadline.timestamp() - self._clock() + DEADLINE_GRACE_S
         limit = until if expires is None else min(until, expires)
+        prepared = await self._checked_in(prepared)
         waiter = Waiter(prepared.id, prepared.request.tenant, prepared.value, streams=streams)
         inbox: Inbox | None = None
         try:

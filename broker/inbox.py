@@ -10,11 +10,13 @@ import logging
 
 from broker.errors import ClientClosed, TooManyWaiting
 from broker.reading import PartitionReader, partitions_of
+from broker.transport.blobs import Blobs
 from broker.transport.protocol import Record, TopicPartition, Transport
 from broker.transport.tasks import end
 from broker.waiting import Questions, Waiter
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
+from schemas.messages import InferenceResult
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.client")
@@ -31,9 +33,12 @@ class Inbox:
         transport: Where they are.
         topics: The cell's names.
         client_id: By its hash the partition is chosen: the same client reads the same one again.
+        blobs: Where outputs lie that are too large for a record.
     """
 
-    def __init__(self, transport: Transport, topics: Topics, client_id: str) -> None:
+    def __init__(self, transport: Transport, topics: Topics, client_id: str, blobs: Blobs) -> None:
+        self._blobs = blobs
+        self._loading: set[asyncio.Task[None]] = set()
         self._transport, self._topics, self._client_id = transport, topics, client_id
         self._waiting: dict[bytes, list[Waiter]] = {}
         self._questions = Questions(WAITING_MAX)
@@ -111,7 +116,7 @@ class Inbox:
         """Stop reading; whoever still waits is told."""
         task, self._task = self._task, None
         if task is not None:
-            await end(task)
+            await end(task, *self._loading)
         reader, self._reader = self._reader, None
         if reader is not None:
             await reader.close()
@@ -149,14 +154,26 @@ class Inbox:
             log.warning("record_unreadable topic=%s offset=%d error=%s", record.topic, record.offset, error)
             return
         self._questions.answered(key, result.tenant)
-        for waiter in waiting:
-            if waiter.tenant == result.tenant:
-                waiter.result(result)
+        mine = [waiter for waiter in waiting if waiter.tenant == result.tenant]
+        if result.output_ref is None:
+            _answer(mine, result)
+        elif mine:  # only these wait for the store
+            loading = asyncio.create_task(self._load(mine, result))
+            self._loading.add(loading)
+            loading.add_done_callback(self._loading.discard)
+
+    async def _load(self, waiters: list[Waiter], result: InferenceResult) -> None:
+        _answer(waiters, await self._blobs.whole(result))
 
     def _fail(self, error: Exception) -> None:
         for waiting in self._waiting.values():
             for waiter in waiting:
                 waiter.fail(error)
+
+
+def _answer(waiters: list[Waiter], result: InferenceResult) -> None:
+    for waiter in waiters:
+        waiter.result(result)
 
 
 def pick_partition(client_id: str, partitions: int) -> int:

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from broker.transport.protocol import Outgoing
 from schemas import codecs, headers
+from schemas.config import Config
 from schemas.control import cancel_of, encode_control
 from schemas.errors import InvalidMessage
 from schemas.ids import new_id
@@ -15,8 +16,6 @@ from schemas.messages import InferenceRequest
 from schemas.topics import Topics
 
 RequestLike = InferenceRequest | Mapping[str, Any] | str
-
-OVERHEAD_BYTES = 64 * 1024  # key, headers, and the envelope that is added on the way
 
 
 class Prepared(NamedTuple):
@@ -27,8 +26,13 @@ class Prepared(NamedTuple):
     value: bytes
 
 
+def request_bytes_max(config: Config) -> int:
+    """How large a request may be, whether it goes as a record or its input into the store."""
+    return config.blobs.bytes_max if config.blobs.store is not None else config.value_bytes_max
+
+
 def prepare(
-    given: RequestLike | None, fields: Mapping[str, Any], *, content_type: str = headers.JSON, record_bytes_max: int
+    given: RequestLike | None, fields: Mapping[str, Any], *, content_type: str = headers.JSON, bytes_max: int
 ) -> Prepared:
     """Check a request and write it.
 
@@ -36,7 +40,7 @@ def prepare(
         given: A request, its fields, or just a prompt.
         fields: Fields that stand beside it, and before its own.
         content_type: How it is written.
-        record_bytes_max: The cluster takes no larger record.
+        bytes_max: A larger one is refused.
 
     Raises:
         InvalidMessage: With one sentence and the path of the field at fault.
@@ -51,8 +55,8 @@ def prepare(
         raise InvalidMessage(message) from None
     request = codecs.decode_ingress(value)
     value = codecs.encode(request, content_type)
-    if len(value) > record_bytes_max - OVERHEAD_BYTES:
-        message = f"the request is {len(value)} bytes: expected at most {record_bytes_max - OVERHEAD_BYTES}"
+    if len(value) > bytes_max:
+        message = f"the request is {len(value)} bytes: expected at most {bytes_max}; larger ones need a `blobs.store`"
         raise InvalidMessage(message)
     return Prepared(str(raw["id"]), request, value)
 

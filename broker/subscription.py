@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Self
 
 from broker.dead_letters import parse_place
 from broker.reading import PATIENCE_S, BoundedReader, PartitionReader, partitions_of
+from broker.transport.blobs import Blobs
 from broker.transport.protocol import Record, Transport
 from schemas import codecs, headers
 from schemas.errors import InvalidMessage
@@ -57,6 +58,7 @@ class Subscription:
         transport: Callable[[], Awaitable[Transport]],
         topic: str,
         *,
+        blobs: Blobs,
         start: Start = "latest",
         follow: bool = True,
         ids: Collection[str] | None = None,
@@ -64,6 +66,7 @@ class Subscription:
         partitions: Collection[int] | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        self._blobs = blobs
         self._transport, self._topic, self._start, self._follow = transport, topic, start, follow
         self._asked_ids = None if ids is None else frozenset(ids)
         self._asked_replays = None if replays is None else frozenset(replays)
@@ -128,7 +131,8 @@ class Subscription:
         if not self._ready:
             await self.aclose()
             raise StopAsyncIteration
-        found = self._ready.popleft()
+        result = await self._blobs.whole(self._ready[0].result)
+        found = self._ready.popleft()._replace(result=result)
         self.positions[found.partition] = found.offset + 1
         return found
 

@@ -137,7 +137,7 @@ class Active:
     def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
         service_class = self._classes.get(record.topic)
-        admitted = admit(record, service_class, self._config.dispatcher.prompt_bytes_max) if service_class else readmit(record)
+        admitted = admit(record, service_class, self._config.value_bytes_max) if service_class else readmit(record)
         if isinstance(admitted, Refused):
             self._refuse(record, admitted)
         elif service_class and headers.get(record.headers, headers.REPLY_TOPIC) is not None:

@@ -31,10 +31,10 @@ class Endings:
     def __init__(self, config: Config, name: str, runner: Runner, outputs: Outputs, clock: Callable[[], int]) -> None:
         self._config, self._name, self._runner, self._outputs, self._clock = config, name, runner, outputs, clock
 
-    def completed(self, job: Job, generation: Generation) -> list[Outgoing]:
-        """The run came to its end."""
+    def completion(self, job: Job, generation: Generation) -> InferenceResult:
+        """The result of a run that came to its end."""
         attempt = RouteAttempt(self._runner.pool, self._runner.worker, "completed")
-        result = self._result(
+        return self._result(
             job,
             status="completed",
             output_text=generation.text,
@@ -44,10 +44,17 @@ class Endings:
             timing=generation.timing(),
             route=[*job.envelope.route, attempt],
         )
-        outputs = self._outputs.result(result, job.record.headers)
-        if all(self._outputs.fits(output) for output in outputs):
-            return outputs
-        message = f"the result is larger than a record may be ({self._config.kafka.record_bytes_max} bytes)"
+
+    def fit(self, outputs: list[Outgoing]) -> bool:
+        """Whether the broker will take them all."""
+        return all(self._outputs.fits(output) for output in outputs)
+
+    def oversized(self, job: Job, generation: Generation) -> list[Outgoing]:
+        """The result is larger than a record may be, and there is no store."""
+        message = (
+            f"the result is larger than a record may be ({self._config.kafka.record_bytes_max} bytes), "
+            "and there is no `blobs.store` to put it"
+        )
         return self.failed(job, ErrorInfo(ErrorCode.INVALID_REQUEST, message, "max_output_tokens"), generation)
 
     def failed(
@@ -71,7 +78,7 @@ class Endings:
             return [self._outputs.retry(verdict.envelope, record.value or b"", record.headers)]
         result = self._terminal(job, verdict, generation)
         outputs = self._outputs.result(result, record.headers)
-        if not all(self._outputs.fits(output) for output in outputs):
+        if not self.fit(outputs):
             outputs = self._outputs.result(self._terminal(job, verdict, None), record.headers)
         dead = [self._outputs.dead_letter(record, verdict.error)] if verdict.dead_letter else []
         return [*outputs, *dead]

@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from redis.exceptions import RedisError
 
+from broker.transport.blobs import BlobError, Blobs
 from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
 from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
-from broker.transport.outputs import Outputs
+from broker.transport.outputs import REASON_CHARS_MAX, Outputs
 from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition, Transport
 from broker.transport.suspicion import ALONE_FROM, crashes_of, note_of
 from broker.transport.tasks import end
@@ -86,6 +87,7 @@ class Worker:
         self._runner = Runner(name, config.pool(name), worker, clock())
         self._use(config.topics.result_partitions)
         self._control = ControlLog(transport, self._topics)
+        self._blobs = Blobs(config.blobs)
         self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop)
         self._lifecycle = Lifecycle(self._spec.slots)
         self._jobs: dict[Work, Job] = {}  # in hand
@@ -258,7 +260,7 @@ class Worker:
                 outputs = self._failed(job, EXPIRED, generation)
             else:
                 await self._generate(job, generation)
-                outputs = self._endings.completed(job, generation)
+                outputs = await self._completed(job, generation)
         except asyncio.CancelledError:
             if job.verdict is None:
                 raise
@@ -270,6 +272,20 @@ class Worker:
             outputs = self._failed(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"), generation)
         self._finish(job, outputs)
 
+    async def _completed(self, job: Job, generation: Generation) -> list[Outgoing]:
+        """The run came to its end; what is too large for a record goes to the store, where there is one."""
+        result = self._endings.completion(job, generation)
+        outputs = self._outputs.result(result, job.record.headers)
+        if self._endings.fit(outputs):
+            return outputs
+        if not self._blobs.has_store:
+            return self._endings.oversized(job, generation)
+        job.moved_s = math.inf  # the store has a time limit of its own
+        try:
+            return self._outputs.result(await self._blobs.put_output(result), job.record.headers)
+        except BlobError as error:
+            return self._failed(job, ErrorInfo(error.code, error.message, "max_output_tokens"), generation)
+
     def _finish(self, job: Job, outputs: list[Outgoing]) -> None:
         if self._jobs.get(job.work) is job:
             del self._jobs[job.work]
@@ -278,12 +294,17 @@ class Worker:
             self._hop.finish(job.work, outputs)
 
     def _failed(self, job: Job, error: ErrorInfo, generation: Generation | None) -> list[Outgoing]:
+        error = structs.replace(error, message=error.message[:REASON_CHARS_MAX])
         log.info("run_failed id=%s run=%s code=%s reason=%s", job.envelope.id, job.run, error.code.value, error.message)
         crashed = error.code is ErrorCode.UNHEALTHY and job.entered
         return self._endings.failed(job, error, generation, crashed=crashed)
 
     async def _generate(self, job: Job, generation: Generation) -> None:
-        request, envelope = job.request, job.envelope
+        envelope = job.envelope
+        try:
+            request = await self._blobs.fill(job.request)
+        except BlobError as error:
+            raise EngineError(error.code, error.message, "input_ref") from None
         seed = request.sampling.seed if request.sampling.seed is not None else ids.derived_seed(envelope.id)
         stream = None
         if request.stream and self._chunks is not None:

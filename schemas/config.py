@@ -16,7 +16,7 @@ from schemas.addresses import check_bootstrap, check_redis_url
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
-from schemas.messages import RUN_HOPS_MAX, EngineKind, ModelName, Tenant
+from schemas.messages import RUN_HOPS_MAX, BlobUrl, EngineKind, ModelName, Tenant
 
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 NotNegative = Annotated[int, Meta(ge=0)]
@@ -28,6 +28,7 @@ Delivery = Literal["exactly_once", "at_least_once"]
 
 DAY_MS = 86_400_000
 RECORD_BYTES_MAX = 8 * 2**20
+OVERHEAD_BYTES = 64 * 1024  # key, headers, batch, and the envelope that is added on the way, around a value
 
 
 class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -103,7 +104,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
     # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
     control_retention_ms: Positive = 3_600_000
-    prompt_bytes_max: Positive = 4 * 2**20
+    prompt_bytes_max: Positive = 8_000_000
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
     idempotency_ids_max: Positive = 100_000  # remembered at most, about 200 bytes each
@@ -120,6 +121,24 @@ class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
     stall_timeout_ms: Positive = 120_000  # a run that gives nothing for so long is ended and tried again
     abort_timeout_ms: Positive = 10_000  # an engine that does not let go of a run for so long hangs, and is started anew
     poison_crashes: Annotated[int, Meta(ge=3, le=7)] = 4  # of worker or engine; from the third on only while it ran alone
+
+
+class BlobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where inputs and outputs lie that are too large for a record; without a store there are none.
+
+    Attributes:
+        store: Where we write them: `file:///srv/forebay` on a file system that all share, `s3://bucket/prefix`, or
+            another that fsspec knows.
+        readable: Beginnings of URLs, beside the store, from which requests may name an input.
+        bytes_max: Larger ones are refused.
+        options: Passed to fsspec: credentials, an endpoint.
+    """
+
+    store: BlobUrl | None = None
+    readable: list[BlobUrl] = field(default_factory=list)
+    bytes_max: Positive = 256 * 2**20
+    timeout_ms: Positive = 30_000
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,6 +187,7 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     dispatcher: DispatcherConfig = field(default_factory=DispatcherConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
+    blobs: BlobsConfig = field(default_factory=BlobsConfig)
     classes: ClassConfig = field(default_factory=ClassConfig)
     engines: dict[PoolName, EngineConfig] = field(default_factory=dict)
     tenants: dict[Tenant, TenantConfig] = field(default_factory=dict)
@@ -175,6 +195,11 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def pool(self, engine: str) -> str:
         """The pool an engine belongs to."""
         return self.engines[engine].pool or engine
+
+    @property
+    def value_bytes_max(self) -> int:
+        """What a request's record may hold: the cluster takes it on all its way, and the dispatcher does."""
+        return min(self.kafka.record_bytes_max - OVERHEAD_BYTES, self.dispatcher.prompt_bytes_max)
 
     @property
     def pools(self) -> list[str]:

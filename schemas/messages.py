@@ -18,6 +18,7 @@ TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
+BlobUrl = Annotated[str, Meta(max_length=2048, pattern=r"^[a-z][a-z0-9+.-]*://[^\x00-\x1f\x7f]+\Z")]
 EngineKind = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z")]
 
 ServiceClass = Literal["interactive", "batch"]
@@ -28,6 +29,7 @@ Fallback = Literal["any", "same_model", "none"]
 AUTO = "auto"  # a model or a routing hint left to the dispatcher
 DEFAULT_TENANT = "default"
 DEFAULT_MAX_OUTPUT_TOKENS = 256
+INPUTS = ("prompt", "messages", "input_tokens", "input_ref")
 RUN_HOPS_MAX = 999_999  # as many as a run's id has digits for
 
 
@@ -51,8 +53,24 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
 
 
+class BlobRef(Struct, frozen=True, omit_defaults=True):
+    """Names what is too large for a record and lies elsewhere: the claim check.
+
+    Attributes:
+        url: Where, with its protocol: `file:///...`, `s3://...`, or another that fsspec knows.
+        size_bytes: Its size.
+        sha256: Its digest, 64 hexadecimal digits.
+        content_type: `application/json`: an object with one of the inputs, or of outputs; `text/plain`: a prompt as it is.
+    """
+
+    url: BlobUrl
+    size_bytes: Annotated[int, Meta(ge=1, le=2**40)]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+    content_type: Literal["application/json", "text/plain"] = "application/json"
+
+
 class InferenceRequest(Struct, frozen=True, omit_defaults=True):
-    """One request; exactly one of `prompt`, `messages` and `input_tokens` holds the input.
+    """One request; exactly one of `prompt`, `messages`, `input_tokens` and `input_ref` holds the input.
 
     The service class is the topic it was produced to. A record without an id gets one derived from where it lies.
 
@@ -73,6 +91,7 @@ class InferenceRequest(Struct, frozen=True, omit_defaults=True):
     prompt: Annotated[str, Meta(min_length=1)] | None = None
     messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
     input_tokens: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+    input_ref: BlobRef | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = DEFAULT_MAX_OUTPUT_TOKENS
     sampling: Sampling = field(default_factory=Sampling)
     routing_hint: EngineKind = AUTO
@@ -83,14 +102,13 @@ class InferenceRequest(Struct, frozen=True, omit_defaults=True):
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse none or several of the three inputs."""
-        if (self.prompt is not None) + (self.messages is not None) + (self.input_tokens is not None) == 1:
+        """Refuse none or several of the inputs."""
+        given = (self.prompt is not None) + (self.messages is not None) + (self.input_tokens is not None)
+        if given + (self.input_ref is not None) == 1:
             return
-        given = [n for n in ("prompt", "messages", "input_tokens") if getattr(self, n) is not None]
-        if given:
-            msg = f"`{given[1]}` cannot stand beside `{given[0]}`: give exactly one of `prompt`, `messages` and `input_tokens`"
-        else:
-            msg = "`prompt` is missing: give exactly one of `prompt`, `messages` and `input_tokens`"
+        names = [name for name in INPUTS if getattr(self, name) is not None]
+        expected = "give exactly one of `prompt`, `messages`, `input_tokens` and `input_ref`"
+        msg = f"`{names[1]}` cannot stand beside `{names[0]}`: {expected}" if names else f"`prompt` is missing: {expected}"
         raise ValueError(msg)
 
 
@@ -143,7 +161,11 @@ class RouteAttempt(Struct, frozen=True, omit_defaults=True):
 
 
 class InferenceResult(Struct, frozen=True, omit_defaults=True):
-    """The terminal record: exactly one for each accepted request."""
+    """The terminal record: exactly one for each accepted request.
+
+    Attributes:
+        output_ref: Where text and tokens lie, as a `BlobOutput`, when they are too large for a record.
+    """
 
     request_id: str
     status: Status
@@ -154,12 +176,28 @@ class InferenceResult(Struct, frozen=True, omit_defaults=True):
     run_id: str | None = None
     output_text: str = ""
     output_tokens: list[int] = field(default_factory=list)
+    output_ref: BlobRef | None = None
     finish_reason: FinishReason | None = None
     usage: Usage = field(default_factory=Usage)
     timing: Timing = field(default_factory=Timing)
     route: list[RouteAttempt] = field(default_factory=list)
     error: ErrorInfo | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+
+
+class BlobInput(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What the blob of an `input_ref` holds: one of the inputs."""
+
+    prompt: Annotated[str, Meta(min_length=1)] | None = None
+    messages: Annotated[list[ChatMessage], Meta(min_length=1)] | None = None
+    input_tokens: Annotated[list[TokenId], Meta(min_length=1)] | None = None
+
+
+class BlobOutput(Struct, frozen=True, omit_defaults=True):
+    """What the blob of an `output_ref` holds."""
+
+    output_text: str = ""
+    output_tokens: list[int] = field(default_factory=list)
 
 
 class EngineStatus(Struct, frozen=True, omit_defaults=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
-from schemas.messages import ChatMessage, InferenceRequest, Sampling
+from schemas.messages import BlobRef, ChatMessage, InferenceRequest, Sampling
 
 
 class StrictChatMessage(ChatMessage, frozen=True, forbid_unknown_fields=True):
@@ -15,8 +15,13 @@ class StrictSampling(Sampling, frozen=True, forbid_unknown_fields=True):
     """Sampling parameters without unknown fields."""
 
 
+class StrictBlobRef(BlobRef, frozen=True, forbid_unknown_fields=True):
+    """A reference without unknown fields."""
+
+
 class StrictRequest(InferenceRequest, frozen=True, forbid_unknown_fields=True):
     """A request without unknown fields, at any depth."""
 
     messages: Annotated[list[StrictChatMessage], Meta(min_length=1)] | None = None  # type: ignore[assignment]
+    input_ref: StrictBlobRef | None = None
     sampling: StrictSampling = field(default_factory=StrictSampling)

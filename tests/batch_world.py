@@ -31,11 +31,11 @@ def outputs(folder):
     return [[json.loads(text) for text in (folder / name).read_text().splitlines()] for name in ("out.jsonl", "err.jsonl")]
 
 
-async def go(world, folder, name="batch", limits=None, reports=None, **options):
+async def go(world, folder, name="batch", limits=None, reports=None, blobs=None, **options):
     """Open the plan and bring it to its end, as a process of its own."""
     plan = plan_in(folder, **options)
     report = reports.append if reports is not None else lambda _: None
     try:
-        return await run_batch(plan, world.way(name), TOPICS, limits, report=report)
+        return await run_batch(plan, world.way(name), TOPICS, limits, report=report, blobs=blobs)
     finally:
         plan.close()

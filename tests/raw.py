@@ -22,9 +22,9 @@ def request(ident: str, **fields: Any) -> dict[str, Any]:
     return {"id": ident, "prompt": f"About {ident}.", "max_output_tokens": 16, **fields}
 
 
-async def produce(bootstrap: str, topic: str, requests: Iterable[dict[str, Any]]) -> None:
+async def produce(bootstrap: str, topic: str, requests: Iterable[dict[str, Any]], **settings: Any) -> None:
     """Write requests; all are acknowledged when it returns."""
-    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True)
+    producer = AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all", enable_idempotence=True, **settings)
     await producer.start()
     try:
         sent = [await producer.send(topic, json.dumps(one).encode(), key=one["id"].encode()) for one in requests]

@@ -63,7 +63,7 @@ def test_the_wheel_asks_for_nothing_heavy_unless_an_extra_is_named(wheel):
     core = {canonicalize_name(one.name) for one in wanted if not one.marker or "extra" not in str(one.marker)}
     assert {"aiokafka", "msgspec"} <= core
     assert not core & HEAVY
-    assert set(metadata.get_all("Provides-Extra")) == {"transformer", "ssm", "moe", "gateway", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"transformer", "ssm", "moe", "s3", "gateway", "dev"}
 
 
 def test_nothing_heavy_follows_from_what_the_core_asks_for():

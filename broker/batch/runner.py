@@ -24,10 +24,12 @@ from broker.batch.errors import Stalled
 from broker.batch.journal import Tally
 from broker.batch.patience import RETRY_S, Patience
 from broker.batch.plan import Plan
+from broker.transport.blobs import BlobError, Blobs
 from broker.transport.errors import NoSuchTopic, OffsetGone, TooLarge, TransportError
 from broker.transport.protocol import Consumer, Outgoing, Producer, Record, TopicPartition, Transport
 from broker.transport.tasks import end
 from schemas import codecs, headers
+from schemas.config import BlobsConfig
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.ids import new_id
 from schemas.topics import Topics
@@ -91,6 +93,7 @@ async def run_batch(
     *,
     report: Callable[[Progress], None] = lambda _: None,
     clock_ms: Callable[[], int] = now_ms,
+    blobs: Blobs | None = None,
 ) -> Tally:
     """Bring a plan to its end and write its outputs.
 
@@ -101,6 +104,7 @@ async def run_batch(
         limits: Bounds of the run.
         report: Told several times a second where the run stands.
         clock_ms: Gives Unix time.
+        blobs: Where answers lie that are too large for a record.
 
     Returns:
         How many lines were answered, and how many ended as errors.
@@ -111,7 +115,7 @@ async def run_batch(
         TransportError: The cluster could not be reached, or lacks the topics.
     """
     if not plan.is_finished:
-        runner = _Runner(plan, transport, topics, limits or Limits(), report, clock_ms)
+        runner = _Runner(plan, transport, topics, limits or Limits(), report, clock_ms, blobs or Blobs(BlobsConfig()))
         await runner.run()
         plan.write_outputs()
         runner.tell()
@@ -132,10 +136,11 @@ class _Runner:
         limits: Limits,
         report: Callable[[Progress], None],
         clock_ms: Callable[[], int],
+        blobs: Blobs,
     ) -> None:
         self._plan, self._journal, self._source = plan, plan.journal, plan.source
         self._transport, self._topics, self._limits = transport, topics, limits
-        self._report, self._clock_ms = report, clock_ms
+        self._report, self._clock_ms, self._blobs = report, clock_ms, blobs
         self._asker = new_id().encode()  # within a start, a line that was sent again after a lost acknowledgement runs once
         self._awaited: set[int] = set()  # lines sent that have not ended
         self._unacknowledged: set[int] = set()
@@ -301,7 +306,7 @@ class _Runner:
                 self._caught_up.set()
             records = await self._poll(consumer)
             quiet = 0 if records else quiet + 1
-            ended = sum([self._take(record) for record in records])
+            ended = sum([await self._take(record) for record in records])
             if ended or not self._awaited or self._away_s():
                 answered_at = loop.time()
             self._journal.mark(self._acknowledged_to(), self._offset)
@@ -353,7 +358,7 @@ class _Runner:
         self._again.extend(sorted(self._awaited - self._unacknowledged))
         self._changed.set()
 
-    def _take(self, record: Record) -> bool:
+    async def _take(self, record: Record) -> bool:
         """Take a result in; False where it is not ours, or is a repeat."""
         self._offset = record.offset + 1
         index = self._plan.index_of(record.key)
@@ -367,6 +372,12 @@ class _Runner:
             self._refuse(index, InvalidMessage(message, None, ErrorCode.INTERNAL), None)
             return True
         if result.status == "completed":
+            try:
+                result = await self._blobs.output_of(result)
+            except BlobError as error:
+                message = f"it was answered, but the answer cannot be read: {error.message}"
+                self._refuse(index, InvalidMessage(message, None, ErrorCode.INTERNAL), call.custom_id)
+                return True
             self._end(index, "O", lines.answer(call, result, record.timestamp_ms // 1000))
         else:
             self._end(index, "E", lines.failure(call, result, self._source.numbers[index]))

@@ -1,14 +1,15 @@
 """The records that a hop writes: the next hop, a retry, a terminal result, a dead letter."""
 
 from broker.transport.protocol import Outgoing, Record
+from broker.transport.refusals import record_bytes
 from schemas import codecs, headers
+from schemas.config import OVERHEAD_BYTES
 from schemas.headers import Headers
 from schemas.messages import Envelope, ErrorInfo, InferenceResult
 from schemas.topics import Topics
 
 REASON_CHARS_MAX = 1_000
 PASSED_ON = frozenset({headers.CORRELATION_ID, headers.TRACEPARENT, headers.REPLAY})  # from the request to its result
-OVERHEAD_BYTES = 64 * 1024  # key, headers and batch around a value
 
 
 class Outputs:
@@ -22,7 +23,7 @@ class Outputs:
 
     def __init__(self, topics: Topics, result_partitions: int, record_bytes_max: int) -> None:
         self._topics, self._result_partitions = topics, result_partitions
-        self._value_bytes_max = record_bytes_max - OVERHEAD_BYTES
+        self._record_bytes_max, self._value_bytes_max = record_bytes_max, record_bytes_max - OVERHEAD_BYTES
 
     def forward(self, topic: str, partition: int | None, envelope: Envelope, value: bytes, request_headers: Headers) -> Outgoing:
         """The request on its next topic: its own bytes and headers, and the envelope beside them."""
@@ -67,11 +68,13 @@ class Outputs:
             (headers.DEAD_REASON, error.message[:REASON_CHARS_MAX].encode()),
         )
         kept = headers.without(record.headers, *headers.OF_DEAD)
-        value = record.value
-        if value is not None and len(value) > self._value_bytes_max:
-            why = (*why, (headers.DEAD_BYTES, str(len(value)).encode()))
-            value = value[: self._value_bytes_max]
-        return Outgoing(self._topics.dead_letters, value, record.key, (*kept, *why))
+        letter = Outgoing(self._topics.dead_letters, record.value, record.key, (*kept, *why))
+        if record_bytes(letter) <= self._record_bytes_max:
+            return letter
+        why = (*why, (headers.DEAD_BYTES, str(len(record.value or b"")).encode()))
+        if record_bytes(letter._replace(value=b"")) > OVERHEAD_BYTES:  # it is the key or the headers that are too large
+            kept, letter = (), letter._replace(key=None)
+        return letter._replace(value=(record.value or b"")[: self._value_bytes_max], headers=(*kept, *why))
 
     def fits(self, record: Outgoing) -> bool:
         """Whether the broker will take the record."""

@@ -1,14 +1,14 @@
 """What is refused before anything is sent, so that no transaction is spent on it. Both adapters refuse alike."""
 
 from broker.transport.errors import TooLarge
-from broker.transport.protocol import Committed, Outgoing
+from broker.transport.protocol import Committed, Outgoing, Record
 
 METADATA_BYTES_MAX = 4_096  # the broker's default, `offset.metadata.max.bytes`
 _OVERHEAD_BYTES = 96  # of the batch and of the record, at most
 _HEADER_OVERHEAD_BYTES = 10
 
 
-def record_bytes(record: Outgoing) -> int:
+def record_bytes(record: Outgoing | Record) -> int:
     """Bound from above what a record takes on the wire, in bytes."""
     size = _OVERHEAD_BYTES + len(record.value or b"") + len(record.key or b"")
     for name, value in record.headers:

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from broker.batch import Files, Limits, Plan, Progress, Settings, Tally, run_batch
+from broker.transport.blobs import Blobs
 from broker.transport.connect import connect
 from deploy.cli.batch_progress import Bar, Outage, Plain, is_terminal
 from deploy.cli.common import EXIT_ERROR, config_option, json_option, run
@@ -97,7 +98,9 @@ async def _run(config: Config, plan: Plan, limits: Limits, report: Callable[[Pro
         if not plan.is_finished:
             await transport.check()
             click.echo(f"batch {plan.name}: `forebay cancel --batch {plan.name}` cancels what was sent", err=True)
-        return await run_batch(plan, transport, Topics(config.kafka.topic_prefix), limits, report=report)
+        return await run_batch(
+            plan, transport, Topics(config.kafka.topic_prefix), limits, report=report, blobs=Blobs(config.blobs)
+        )
     except asyncio.CancelledError:
         tally = plan.tally
         reached = f"{tally.answered + tally.errors} of {len(plan.source)} lines have ended"

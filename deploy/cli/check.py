@@ -10,6 +10,7 @@ import click
 import msgspec
 from redis.exceptions import RedisError
 
+from broker.transport.blobs import BlobError, Blobs
 from broker.transport.connect import connect
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Admin, TopicPartition, Transport
@@ -26,6 +27,7 @@ Verdict = Literal["ok", "warning", "error"]
 
 LIMIT_S = 13.0
 ASK_GROUP_S = 5.0
+PROBE = b'{"prompt":"forebay check"}'
 _MARKS = {"ok": "ok      ", "warning": "warning ", "error": "error   "}
 
 
@@ -33,7 +35,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing that was looked at.
 
     Attributes:
-        subject: What it was: config, kafka, delivery, topics, dispatcher, redis, or an engine.
+        subject: What it was: config, sizes, blobs, kafka, delivery, topics, dispatcher, redis, or an engine.
         verdict: An error makes the command fail; a warning does not.
         said: What was found, and what to do where it is not well.
     """
@@ -48,17 +50,17 @@ class Finding(msgspec.Struct, frozen=True):
 @click.option("--running", is_flag=True, help="Fail also where no dispatcher is active or an engine has no healthy worker.")
 @json_option("Print the findings as one JSON object.")
 def check(config: Config, running: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
-    r"""Check the configuration, and that Kafka, its topics, Redis, a dispatcher and the engines answer.
+    r"""Check the configuration, and that Kafka, its topics, Redis, the store, a dispatcher and the engines answer.
 
-    Changes nothing. Exits with 1 where something is wrong. That nothing runs yet is a warning only, so that it can be
-    asked before the first start: with --running it is an error.
+    Changes nothing, but for one small file that it writes to `blobs.store`. Exits with 1 where something is wrong. That
+    nothing runs yet is a warning only, so that it can be asked before the first start: with --running it is an error.
 
     \b
     Examples:
         forebay check --config /etc/forebay.toml
         forebay check --running --json
     """
-    findings = [*of_config(config), *run(_look(config, "error" if running else "warning"))]
+    findings = [*of_config(config), *of_sizes(config), *run(_look(config, "error" if running else "warning"))]
     is_well = all(finding.verdict != "error" for finding in findings)
     if as_json:
         click.echo(msgspec.json.encode({"ok": is_well, "findings": findings}))
@@ -92,14 +94,39 @@ def _unknown(name: str, engine: EngineConfig, known: list[str]) -> Finding:
     return Finding("config", "warning", said)
 
 
+def of_sizes(config: Config) -> list[Finding]:
+    """Whether what a dispatcher may take is what a record can hold on its way."""
+    wished, taken = config.dispatcher.prompt_bytes_max, config.value_bytes_max
+    if wished <= taken:
+        return [Finding("sizes", "ok", f"requests of up to {taken} bytes, records of up to {config.kafka.record_bytes_max}")]
+    said = (
+        f"`dispatcher.prompt_bytes_max` ({wished}) is more than `kafka.record_bytes_max` ({config.kafka.record_bytes_max}) "
+        f"has room for: {taken} bytes are taken"
+    )
+    return [Finding("sizes", "warning", said)]
+
+
+async def look_at_blobs(config: Config) -> list[Finding]:
+    """Whether the store takes a blob and gives it back; nothing where none is configured."""
+    blobs = Blobs(config.blobs)
+    if not blobs.has_store:
+        return []
+    try:
+        await blobs.read(await blobs.write(PROBE))
+    except BlobError as error:
+        return [Finding("blobs", "error", error.message)]
+    return [Finding("blobs", "ok", f"{config.blobs.store} takes and gives")]
+
+
 async def _look(config: Config, absent: Verdict) -> list[Finding]:
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     try:
-        kafka, redis = await asyncio.gather(look_at_kafka(config, transport, absent), look_at_redis(config, board, absent))
+        looks = look_at_kafka(config, transport, absent), look_at_redis(config, board, absent), look_at_blobs(config)
+        kafka, redis, blobs = await asyncio.gather(*looks)
     finally:
         await board.close()
         await transport.close()
-    return [*kafka, *redis]
+    return [*kafka, *redis, *blobs]
 
 
 async def look_at_kafka(config: Config, transport: Transport, absent: Verdict = "warning") -> list[Finding]:

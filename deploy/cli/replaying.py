@@ -97,7 +97,7 @@ async def look_over(config: Config, choice: Choice, how: How) -> Survey:
             if not choice.passes(letter) or (choice.names and not names):
                 continue
             if letter.put_back_at_ms is None:
-                why = how.objection(letter, config.dispatcher.prompt_bytes_max)
+                why = how.objection(letter, config.value_bytes_max)
                 if why is None:
                     found.ready[letter.place] = letter.code
                 else:

@@ -35,8 +35,16 @@ def result_line(result: InferenceResult, columns: int | None = None) -> str:
     latency_ms = result.timing.latency_ms
     fields.append(f"{result.usage.output_tokens:>6} tok")
     fields.append("        -" if latency_ms is None else f"{latency_ms / 1000:>7.2f} s")
-    said = f"{result.error.code.value}: {result.error.message}" if result.error else result.output_text
+    said = f"{result.error.code.value}: {result.error.message}" if result.error else result.output_text or elsewhere(result)
     return plain("  ".join([*fields, " ".join(said.split())]), columns)
+
+
+def elsewhere(result: InferenceResult) -> str:
+    """Where an output lies that was too large for a record and could not be fetched; empty where it is here."""
+    ref = result.output_ref
+    if ref is None or result.output_text or result.output_tokens:
+        return ""
+    return f"its output of {ref.size_bytes} bytes lies at {ref.url}: set `blobs` so that it can be read from here"
 
 
 def summary(result: InferenceResult) -> str:

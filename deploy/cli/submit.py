@@ -7,10 +7,10 @@ import click
 
 from broker import Client, ResultStream, StreamRestarted
 from broker.client import TIMEOUT_S
-from broker.requests import prepare
+from broker.requests import prepare, request_bytes_max
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Finite, seconds
-from deploy.cli.show import failure, summary, whole_json
+from deploy.cli.show import elsewhere, failure, summary, whole_json
 from schemas.config import Config
 from schemas.errors import InvalidMessage
 from schemas.messages import InferenceResult
@@ -53,7 +53,7 @@ def submit(
         forebay submit --json --tenant alice - < prompt.txt
     """
     fields = _fields(_text(prompt, config), options)
-    prepare(fields, {}, record_bytes_max=config.kafka.record_bytes_max)  # what is wrong with it is said before connecting
+    prepare(fields, {}, bytes_max=request_bytes_max(config))  # what is wrong with it is said before connecting
     arguments = {"service_class": "batch" if batch else "interactive", "timeout_s": timeout_s}
     result = run(_submit(config, fields, arguments, streams=streams, as_json=as_json))
     if as_json:
@@ -62,6 +62,9 @@ def submit(
         click.echo(result.output_text)
     if result.status != "completed":
         click.echo(failure(result), err=True)
+        raise SystemExit(1)
+    if not as_json and (unread := elsewhere(result)):
+        click.echo(f"forebay: request {result.request_id} completed, but {unread}", err=True)
         raise SystemExit(1)
     if not as_json and sys.stderr.isatty():
         click.echo(summary(result), err=True)
@@ -117,10 +120,10 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
 def _text(prompt: str, config: Config) -> str:
     if prompt != STDIN:
         return prompt
-    limit = config.kafka.record_bytes_max
+    limit = request_bytes_max(config)
     raw = sys.stdin.buffer.read(limit + 1)
     if len(raw) > limit:
-        message = f"standard input: expected at most {limit} bytes (kafka.record_bytes_max)"
+        message = f"standard input: expected at most {limit} bytes"
         raise InvalidMessage(message, "prompt")
     try:
         return raw.decode()

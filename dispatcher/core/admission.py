@@ -3,12 +3,15 @@
 from msgspec import Struct
 
 from broker.transport.protocol import Record, TopicPartition
+from broker.transport.refusals import record_bytes
 from dispatcher.core.item import NEVER_MS, Demand, Excluded, Item
 from dispatcher.core.seen import key_of
 from schemas import codecs, headers, ids
+from schemas.config import OVERHEAD_BYTES
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
 
+BESIDE_BYTES_MAX = OVERHEAD_BYTES // 2  # key and headers; the other half is for what is added on the way
 OF_THE_POOL = frozenset({ErrorCode.CONTEXT_OVERFLOW, ErrorCode.UNSUPPORTED_FEATURE})  # its workers are all alike in that
 OF_THE_REQUEST = frozenset({ErrorCode.INTERNAL, ErrorCode.TIMEOUT})  # no hand-backs: they exclude nobody
 BYTES_PER_TOKEN = 4.0  # the core has no tokenizer; the worker's has the last word
@@ -41,6 +44,9 @@ def admit(record: Record, service_class: ServiceClass, value_bytes_max: int) -> 
     try:
         if len(value) > value_bytes_max:
             message = f"the record's value has {len(value)} bytes: at most {value_bytes_max} are taken"
+            raise InvalidMessage(message)  # noqa: TRY301 - one place answers all refusals
+        if (beside := record_bytes(record) - len(value)) > BESIDE_BYTES_MAX:
+            message = f"the record's key and headers have {beside} bytes: at most {BESIDE_BYTES_MAX} are taken"
             raise InvalidMessage(message)  # noqa: TRY301 - one place answers all refusals
         request = codecs.decode_ingress(value, content_type)
     except InvalidMessage as error:
@@ -75,7 +81,10 @@ def readmit(record: Record) -> Item | Refused:
 
 
 def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
-    tokens = len(request.input_tokens) if request.input_tokens else len(record.value or b"") / BYTES_PER_TOKEN
+    if request.input_tokens:
+        tokens: float = len(request.input_tokens)
+    else:
+        tokens = (request.input_ref.size_bytes if request.input_ref else len(record.value or b"")) / BYTES_PER_TOKEN
     excluded = _excluded(envelope) if envelope.excluded else ()
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),

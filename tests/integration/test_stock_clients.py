@@ -88,9 +88,9 @@ def test_two_thousand_requests_and_a_worker_killed_in_the_middle(sim_stack):
 
 def test_malformed_records_are_dead_letters_and_the_stream_goes_on(sim_stack):
     prefix = f"bad{next(batches)}-"
-    huge = json.dumps({"id": f"{prefix}huge", "prompt": "x" * 5_000_000}).encode()
+    huge = json.dumps({"id": f"{prefix}huge", "prompt": "x" * 8_100_000}).encode()
     bad = [b"not json", json.dumps({"id": f"{prefix}type", "prompt": 5}).encode(), b"[1, 2]", huge]
-    producer = KafkaProducer(bootstrap_servers=sim_stack.kafka, acks="all", max_request_size=8_000_000)
+    producer = KafkaProducer(bootstrap_servers=sim_stack.kafka, acks="all", max_request_size=8_300_000)
     for value in bad:
         producer.send("forebay.requests.interactive", value)
     producer.flush(60)

@@ -57,7 +57,7 @@ def test_what_a_broken_engine_failed_is_completed_once_it_is_mended_and_put_back
         ids = [await client.send(f"say {n}", id=f"r{n}", tenant=f"t{n % 2}", service_class="batch") for n in range(6)]
         await producer.send(Outgoing(TOPICS.requests("batch"), b'{"prompt":"no id of its own"}'))
         letters = await waiting(world, 8)
-        sound = [letter for letter in letters if flaw(letter, 4 * 2**20) is None]
+        sound = [letter for letter in letters if flaw(letter, 8_000_000) is None]
         change_engine(world, config_of(), "w2")
         told = await put_back(world, sound)
         places = [str(one.place) for one in told]

@@ -7,7 +7,7 @@ import pytest
 from client_world import in_world
 from memory_stack import config_of
 
-from deploy.cli.check import look_at_kafka, look_at_redis, of_config
+from deploy.cli.check import look_at_blobs, look_at_kafka, look_at_redis, of_config, of_sizes
 from schemas import parse_config
 
 
@@ -44,3 +44,20 @@ def test_that_nothing_runs_is_what_the_caller_makes_of_it(absent):
     assert ("dispatcher", absent) in before
     assert ("engines.sim", absent) in before
     assert ("dispatcher", "ok") in after
+
+
+@pytest.mark.parametrize(("record", "prompt", "verdict"), [(8 << 20, 8_000_000, "ok"), (1 << 20, 8_000_000, "warning")])
+def test_sizes_that_do_not_agree_are_told(record, prompt, verdict):
+    raw = {"kafka": {"record_bytes_max": record}, "dispatcher": {"prompt_bytes_max": prompt}}
+    (found,) = of_sizes(parse_config(raw))
+    assert found.verdict == verdict
+    assert str(min(prompt, record - 65_536)) in found.said
+
+
+def test_a_store_is_tried(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    stores = {"ok": f"file://{tmp_path}/store", "error": f"file://{tmp_path}/file/below"}
+    for verdict, store in stores.items():
+        (found,) = asyncio.run(look_at_blobs(parse_config({"blobs": {"store": store}})))
+        assert (found.subject, found.verdict) == ("blobs", verdict)
+    assert asyncio.run(look_at_blobs(parse_config({}))) == []

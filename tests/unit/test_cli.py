@@ -9,11 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
+from msgspec import structs
 
 from broker.discovery import find_config
 from deploy.cli.app import COMMANDS, cli
 from deploy.cli.show import failure, result_line, whole_json
 from schemas import ErrorCode, ErrorInfo, InferenceResult
+from schemas.messages import BlobRef
 
 NOWHERE = {"FOREBAY_KAFKA__BOOTSTRAP": "127.0.0.1:9", "FOREBAY_REDIS__URL": "redis://127.0.0.1:9/0"}
 
@@ -274,3 +276,10 @@ def test_results_on_one_line_and_whole():
     assert len(result_line(result, 40)) == 40
     assert failure(result).startswith("forebay: request r rejected: model_not_found: no")
     assert '"output_text":""' in whole_json(result)
+
+
+def test_an_output_that_lies_elsewhere_is_told():
+    ref = BlobRef("s3://bucket/a.json", 9_000_000, "0" * 64)
+    result = InferenceResult("r1", "completed", output_ref=ref)
+    assert "9000000 bytes lies at s3://bucket/a.json" in result_line(result)
+    assert "s3://" not in result_line(structs.replace(result, output_text="here"))

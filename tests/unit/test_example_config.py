@@ -8,7 +8,13 @@ import msgspec
 from schemas.config import Config, load_config
 
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "forebay.example.toml"
-SAID_IN_A_COMMENT = {("kafka", "sasl_username"), ("kafka", "sasl_password"), ("kafka", "ssl_cafile"), ("worker", "hop")}
+SAID_IN_A_COMMENT = {
+    ("blobs", "store"),
+    ("kafka", "sasl_username"),
+    ("kafka", "sasl_password"),
+    ("kafka", "ssl_cafile"),
+    ("worker", "hop"),
+}
 
 
 def test_the_example_says_the_defaults():
