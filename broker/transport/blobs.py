@@ -5,8 +5,11 @@ here: the store's own lifecycle rules do that, no sooner than results are kept i
 """
 
 import asyncio
+import concurrent.futures
 import hashlib
 import logging
+import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -35,6 +38,27 @@ class BlobError(Exception):
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code, self.message = code, message
+
+
+class _Threads(concurrent.futures.Executor):
+    """A thread for each call that nobody waits for at the end: a store that hangs must not keep the process from ending."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any, **named: Any) -> "concurrent.futures.Future[Any]":  # noqa: ANN401
+        """Begin a call."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()  # it cannot be called back
+
+        def work() -> None:
+            try:
+                future.set_result(call(*arguments, **named))
+            except BaseException as error:  # noqa: BLE001 - whatever it is goes to whoever waits
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="forebay-blob", daemon=True).start()
+        return future
+
+
+_threads = _Threads()
 
 
 class _Place(NamedTuple):
@@ -177,7 +201,7 @@ class Blobs:
     async def _within(self, url: str, act: Any) -> Any:  # noqa: ANN401 - whatever the act gives
         try:
             async with asyncio.timeout(self._config.timeout_ms / 1000):
-                return await asyncio.to_thread(self._call, url, act)
+                return await asyncio.get_running_loop().run_in_executor(_threads, self._call, url, act)
         except TimeoutError:
             message = f"{url}: no answer within {self._config.timeout_ms} ms (`blobs.timeout_ms`)"
             raise BlobError(ErrorCode.TIMEOUT, message) from None

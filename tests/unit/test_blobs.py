@@ -2,8 +2,10 @@
 
 import asyncio
 import hashlib
+import threading
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from msgspec import structs
 
 from broker.transport.blobs import BlobError, Blobs
@@ -154,3 +156,12 @@ def test_a_malformed_reference_is_refused_with_its_path(ref):
 def test_a_malformed_store_is_a_config_error():
     with pytest.raises(ConfigError, match=r"blobs\.store"):
         parse_config({"blobs": {"store": "/srv/forebay"}})
+
+
+def test_a_store_that_hangs_is_given_up_and_keeps_nobody_from_ending(monkeypatch, tmp_path):
+    released = threading.Event()
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", lambda *_, **__: released.wait())
+    with pytest.raises(BlobError, match=r"no answer within 50 ms \(`blobs\.timeout_ms`\)") as raised:
+        asyncio.run(blobs_in(tmp_path, timeout_ms=50).write(GOOD))  # `run` would wait for threads of its own
+    assert raised.value.code is ErrorCode.TIMEOUT
+    released.set()
