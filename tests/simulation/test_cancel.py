@@ -17,28 +17,14 @@ MOMENT_S = 0.01  # so that what is sent next bears a later time
 SOON_S = 2.0
 
 
-async def read(world, topic):
-    """Everything that is committed on a topic, as raw records."""
-    way = world.way("reader")
-    tps = [log.tp for log in world.cluster.topics[topic].logs]
-    consumer = await way.assign(tps)
-    for tp in tps:
-        consumer.seek(tp, 0)
-    records = []
-    while batch := await consumer.poll(tps, 10_000, 200):
-        records += batch
-    await way.close()
-    return records
-
-
 async def outcomes(world, count, limit_s=60.0):
     """Request id -> the statuses of its terminal records, once there are so many of them, and nothing more a while later."""
     until = asyncio.get_running_loop().time() + limit_s
-    while len(await read(world, TOPICS.results)) < count and asyncio.get_running_loop().time() < until:
+    while len(await world.read(TOPICS.results)) < count and asyncio.get_running_loop().time() < until:
         pass  # reading takes its time
     await asyncio.sleep(5)
     found = {}
-    for record in await read(world, TOPICS.results):
+    for record in await world.read(TOPICS.results):
         result = codecs.decode_result(record.value)
         found.setdefault(result.request_id, []).append(result.status)
     return found
@@ -59,7 +45,7 @@ def test_what_is_unread_is_cancelled_when_it_is_read():
         await client.cancel(tenant="b")
         await client.cancel(batch="nightly")
         world.answer()
-        return await outcomes(world, 6), await read(world, TOPICS.dead_letters)
+        return await outcomes(world, 6), await world.read(TOPICS.dead_letters)
 
     found, dead = in_world(scenario)
     assert found == {"kept": ["completed"]} | {name: ["cancelled"] for name in ("one", "two", "three", "four", "five")}
@@ -92,14 +78,14 @@ def test_a_retry_that_waits_for_its_time_is_cancelled_at_once():
         world.answer()
         await send(client, "r")
         await asyncio.sleep(SOON_S)
-        (retried,) = await read(world, TOPICS.retries)
+        (retried,) = await world.read(TOPICS.retries)
         envelope = codecs.decode_envelope(headers.get(retried.headers, headers.ENVELOPE))
         assert envelope.not_before_ms > world.clock() + 10_000
-        assert await read(world, TOPICS.results) == []
+        assert await world.read(TOPICS.results) == []
         await client.cancel("r")
         began = asyncio.get_running_loop().time()
         found = await outcomes(world, 1, limit_s=5)
-        return found, asyncio.get_running_loop().time() - began, await read(world, TOPICS.dead_letters)
+        return found, asyncio.get_running_loop().time() - began, await world.read(TOPICS.dead_letters)
 
     slow = config_of(dispatcher={"retry_backoff_ms": 25_000}, fail_every=1)
     found, took_s, dead = in_world(scenario, slow)
@@ -198,7 +184,7 @@ def test_the_reply_topic_is_told_too(while_looked_up):
         await (await producer.send(Outgoing(TOPICS.requests("interactive"), value, None, named)))
         await asyncio.sleep(0.5)
         await world.client().cancel(batch="b")
-        return await outcomes(world, 1), await read(world, "mine.replies")
+        return await outcomes(world, 1), await world.read("mine.replies")
 
     found, replies = in_world(scenario)
     assert found == {"r": ["cancelled"]}
