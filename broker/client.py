@@ -380,11 +380,12 @@ class Client:
         deadline = prepared.request.deadline
         expires = None if deadline is None else loop.time() + deadline.timestamp() - self._clock() + DEADLINE_GRACE_S
         limit = until if expires is None else min(until, expires)
-        prepared = await self._checked_in(prepared)
-        waiter = Waiter(prepared.id, prepared.request.tenant, prepared.value, streams=streams)
+        waiter: Waiter | None = None
         inbox: Inbox | None = None
         try:
             async with asyncio.timeout_at(limit):
+                prepared = await self._checked_in(prepared)
+                waiter = Waiter(prepared.id, prepared.request.tenant, prepared.value, streams=streams)
                 inbox = self._parts.inbox
                 partition = await inbox.open()
                 await inbox.expect(waiter)
@@ -402,7 +403,7 @@ class Client:
                 raise ClientTimeout(prepared.id, wait_s) from None
             yield _expired(prepared)
         finally:
-            if inbox is not None:
+            if inbox is not None and waiter is not None:
                 inbox.forget(waiter)
 
 

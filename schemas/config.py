@@ -269,6 +269,9 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         except ValueError as error:
             message = f"`{path}`: {error}"
             raise InvalidMessage(message, path) from None
+    if kafka.record_bytes_max <= OVERHEAD_BYTES:
+        message = f"`kafka.record_bytes_max`: expected more than {OVERHEAD_BYTES}, what stands around a request"
+        raise InvalidMessage(message, "kafka.record_bytes_max")
     if topics.min_insync > topics.replication:
         message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
         raise InvalidMessage(message, "topics.min_insync")

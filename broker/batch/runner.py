@@ -32,6 +32,7 @@ from schemas import codecs, headers
 from schemas.config import BlobsConfig
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.ids import new_id
+from schemas.messages import InferenceResult
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.batch")
@@ -306,7 +307,10 @@ class _Runner:
                 self._caught_up.set()
             records = await self._poll(consumer)
             quiet = 0 if records else quiet + 1
-            ended = sum([await self._take(record) for record in records])
+            ended = 0
+            for record in records:
+                ended += await self._take(record)
+                self._offset = record.offset + 1  # not before: a stop in the midst of it reads the record again
             if ended or not self._awaited or self._away_s():
                 answered_at = loop.time()
             self._journal.mark(self._acknowledged_to(), self._offset)
@@ -360,7 +364,6 @@ class _Runner:
 
     async def _take(self, record: Record) -> bool:
         """Take a result in; False where it is not ours, or is a repeat."""
-        self._offset = record.offset + 1
         index = self._plan.index_of(record.key)
         if index is None or self._journal.has(index):
             return False
@@ -373,7 +376,7 @@ class _Runner:
             return True
         if result.status == "completed":
             try:
-                result = await self._blobs.output_of(result)
+                result = await self._whole(result)
             except BlobError as error:
                 message = f"it was answered, but the answer cannot be read: {error.message}"
                 self._refuse(index, InvalidMessage(message, None, ErrorCode.INTERNAL), call.custom_id)
@@ -382,6 +385,25 @@ class _Runner:
         else:
             self._end(index, "E", lines.failure(call, result, self._source.numbers[index]))
         return True
+
+    async def _whole(self, result: InferenceResult) -> InferenceResult:
+        """Fetch an answer that lies in the store, waiting for that as for the cluster.
+
+        Raises:
+            BlobError: It will never be there.
+            Stalled: The store stayed away.
+        """
+        while True:
+            try:
+                found = await self._blobs.output_of(result)
+            except BlobError as error:
+                if not error.code.retryable:
+                    raise
+                await self._reading.bear(TransportError(error.message))
+            else:
+                if result.output_ref is not None:
+                    self._reading.well()
+                return found
 
     def _end(self, index: int, kind: Any, line: bytes) -> None:  # noqa: ANN401 - the journal's own literal
         self._journal.add(index, kind, line)

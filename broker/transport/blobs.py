@@ -10,17 +10,18 @@ import hashlib
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import structs
 
 from schemas import faults
 from schemas.config import BlobsConfig
-from schemas.errors import ErrorCode, InvalidMessage
+from schemas.errors import ErrorCode
 from schemas.messages import BlobInput, BlobOutput, BlobRef, InferenceRequest, InferenceResult
 
 log = logging.getLogger("forebay.blobs")
+T = TypeVar("T")
 
 _input = msgspec.json.Decoder(BlobInput)
 _output = msgspec.json.Decoder(BlobOutput)
@@ -147,13 +148,11 @@ class Blobs:
         ref = request.input_ref
         if ref is None:
             return request
-        data = await self.read(ref)
+        given = await self._message(ref, _text if ref.content_type == "text/plain" else _input.decode)
         try:
-            given = BlobInput(data.decode()) if ref.content_type == "text/plain" else _input.decode(data)
             return structs.replace(request, **structs.asdict(given), input_ref=None)
-        except (msgspec.DecodeError, ValueError, RecursionError) as error:
-            told = error if isinstance(error, InvalidMessage) else faults.invalid(error)
-            raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: {told}") from None
+        except ValueError as error:
+            raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: {error}") from None
 
     async def put_output(self, result: InferenceResult) -> InferenceResult:
         """Put a result's output into the store and name it instead.
@@ -173,11 +172,7 @@ class Blobs:
         ref = result.output_ref
         if ref is None:
             return result
-        data = await self.read(ref)
-        try:
-            return structs.replace(result, **structs.asdict(_output.decode(data)))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: {error}") from None
+        return structs.replace(result, **structs.asdict(await self._message(ref, _output.decode)))
 
     async def whole(self, result: InferenceResult) -> InferenceResult:
         """Give a result with the output that it names; as it is, with a warning, where that cannot be read."""
@@ -186,6 +181,13 @@ class Blobs:
         except BlobError as error:
             log.warning("output_unread id=%s error=%s", result.request_id, error.message)
             return result
+
+    async def _message(self, ref: BlobRef, decode: Callable[[bytes], T]) -> T:
+        data = await self.read(ref)
+        try:
+            return decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BlobError(ErrorCode.INVALID_REQUEST, f"{ref.url}: {faults.invalid(error)}") from None
 
     def _objection(self, ref: BlobRef) -> str | None:
         """Why a reference may not be followed, or None."""
@@ -198,7 +200,7 @@ class Blobs:
             return f"{ref.size_bytes} bytes are more than `blobs.bytes_max` ({self._config.bytes_max})"
         return None
 
-    async def _within(self, url: str, act: Any) -> Any:  # noqa: ANN401 - whatever the act gives
+    async def _within(self, url: str, act: Callable[[_Place], T]) -> T:
         try:
             async with asyncio.timeout(self._config.timeout_ms / 1000):
                 return await asyncio.get_running_loop().run_in_executor(_threads, self._call, url, act)
@@ -212,7 +214,11 @@ class Blobs:
         except Exception as error:  # each protocol's library has errors of its own
             raise BlobError(ErrorCode.INTERNAL, f"{url}: {type(error).__name__}: {error}") from error
 
-    def _call(self, url: str, act: Any) -> Any:  # noqa: ANN401 - as above
+    def _call(self, url: str, act: Callable[[_Place], T]) -> T:
         from fsspec.core import url_to_fs  # noqa: PLC0415 - most processes never need it
 
         return act(_Place(*url_to_fs(url, **self._config.options)))
+
+
+def _text(data: bytes) -> BlobInput:
+    return BlobInput(data.decode())

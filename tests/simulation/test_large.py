@@ -1,13 +1,19 @@
 """What is too large for a record, on the whole path in memory: by the store where there is one, told where there is none."""
 
+import asyncio
 import hashlib
 import json
 from collections import Counter
 
+import pytest
 from batch_world import go, line, outputs, write
 from client_world import in_world
+from fsspec.implementations.local import LocalFileSystem
 from memory_stack import TOPICS, config_of, on_stack
 from msgspec import structs
+
+from broker import ClientTimeout
+from broker.transport.blobs import Blobs
 
 RECORD_BYTES_MAX = 100_000  # 34,464 of them for a value
 MANY = 20_000  # tokens, more than that
@@ -126,3 +132,61 @@ def test_a_record_whose_key_or_headers_are_huge_is_refused_and_stops_nobody():
     assert {r.request_id: r.status for r in results} == {"headers": "rejected", "good": "completed"}
     assert len(dead) == 2
     assert all(b"key and headers" in dict(letter.headers)["forebay-reason"] for letter in dead)
+
+
+def test_a_batch_waits_for_a_store_that_is_away(tmp_path, monkeypatch):
+    write(tmp_path, [line("large", max_tokens=MANY)])
+    away = [True] * 5
+    read = LocalFileSystem.cat_file
+
+    def cat_file(*arguments, **named):
+        if away:
+            away.pop()
+            raise OSError(5, "not now")
+        return read(*arguments, **named)
+
+    monkeypatch.setattr(LocalFileSystem, "cat_file", cat_file)
+
+    async def scenario(world):
+        world.answer()
+        return await go(world, tmp_path, blobs=world.client()._blobs)
+
+    tally = in_world(scenario, small_records(tmp_path / "store"))
+    assert (tally.answered, tally.errors, away) == (1, 0, [])
+
+
+def test_a_batch_stopped_while_it_fetches_an_answer_fetches_it_when_it_goes_on(tmp_path, monkeypatch):
+    write(tmp_path, [line("large", max_tokens=MANY)])
+    read, fetching = Blobs.read, asyncio.Event()
+
+    async def hang(*_):
+        fetching.set()
+        await asyncio.Event().wait()
+
+    async def scenario(world):
+        world.answer()
+        blobs = world.client()._blobs
+        monkeypatch.setattr(Blobs, "read", hang)
+        first = asyncio.ensure_future(go(world, tmp_path, "first", blobs=blobs))
+        await fetching.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        monkeypatch.setattr(Blobs, "read", read)
+        return await go(world, tmp_path, "second", blobs=blobs)
+
+    tally = in_world(scenario, small_records(tmp_path / "store"))
+    assert (tally.answered, tally.errors) == (1, 0)
+
+
+def test_a_store_that_hangs_does_not_hold_a_caller_longer_than_it_will_wait(tmp_path, monkeypatch):
+    async def hang(*_):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Blobs, "write", hang)
+
+    async def scenario(world):
+        with pytest.raises(ClientTimeout):
+            await world.client().submit("many words " * 10_000, timeout_s=5)
+        return asyncio.get_running_loop().time()
+
+    assert in_world(scenario, small_records(tmp_path)) < 10

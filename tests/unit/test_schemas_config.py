@@ -210,3 +210,8 @@ def test_a_fault_of_the_file_is_not_laid_at_a_variables_door(file):
     with pytest.raises(ConfigError) as caught:
         load_config(file, {"FOREBAY_REDIS__URL": "redis://x", "FOREBAY_KAFKA__BOOTSTRAP": "x"})
     assert str(caught.value).startswith(f"{file}: `redis.timeout_ms`")
+
+
+def test_records_that_have_no_room_for_a_request_are_refused():
+    with pytest.raises(ConfigError, match=r"`kafka\.record_bytes_max`: expected more than 65536"):
+        parse_config({"kafka": {"record_bytes_max": 65_536}})
