@@ -14,7 +14,7 @@ from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
 from broker.transport.tasks import CLEAN_UP_S, end
-from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core import Arrived, Cancelled, Dispatcher, Divert, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.repeats import Repeats
 from dispatcher.rescue import Rescue
@@ -189,6 +189,10 @@ class Active:
                 item = effect.item
                 topic = self._topics.engine(effect.pool)
                 output = self._outputs.forward(topic, effect.partition, item.envelope, item.value, item.headers)
+                self._hop.finish(item.work, [output])
+            elif isinstance(effect, Divert):
+                item = effect.item
+                output = self._outputs.forward(self._topics.lanes, effect.partition, item.envelope, item.value, item.headers)
                 self._hop.finish(item.work, [output])
             else:
                 self._finish(effect)

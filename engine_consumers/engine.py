@@ -11,14 +11,6 @@ from msgspec import Struct
 
 from schemas.messages import FinishReason, InferenceRequest, Usage
 
-# What a request may need beyond plain text; engines list what they have, and a request that needs more is refused by name.
-CHAT = "chat"  # `messages` are rendered by the model's own template
-INPUT_TOKENS = "input_tokens"
-PENALTIES = "penalties"
-PRIORITY = "priority"  # waiting requests are ordered by it
-SEED = "seed"
-STOP = "stop"
-
 
 class Piece(Struct, frozen=True):
     """What came since the last piece.

@@ -19,11 +19,12 @@ from msgspec import Meta, Struct
 from engine_consumers.core import babble
 from engine_consumers.core.checks import check_sampling, check_tokens, output_room, parse_options
 from engine_consumers.core.stream import StopText, Utf8Text
-from engine_consumers.engine import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP, EngineFigures, Piece
+from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.runs import Runs
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
+from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
 from schemas.messages import InferenceRequest, Usage
 
 FEATURES = (CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP)

@@ -17,16 +17,30 @@ from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
 from schemas.messages import RUN_HOPS_MAX, BlobUrl, EngineKind, ModelName, Tenant
+from schemas.policy import (
+    AdmissionConfig,
+    BreakerConfig,
+    CellConfig,
+    ClassConfig,
+    LanesConfig,
+    NotNegative,
+    PoolSettings,
+    Positive,
+    ProfileConfig,
+    Rate,
+    RoutingConfig,
+    Seconds,
+    TenantConfig,
+)
 
-Positive = Annotated[int, Meta(ge=1, le=2**53)]
-NotNegative = Annotated[int, Meta(ge=0)]
 PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
 Prefix = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
-Weight = Annotated[float, Meta(gt=0, le=1_000_000)]
 Text = Annotated[str, Meta(min_length=1)]
 Delivery = Literal["exactly_once", "at_least_once"]
 
 DAY_MS = 86_400_000
+RESERVE_FROM_SLOTS = 4
+SIMULATED = "sim"
 RECORD_BYTES_MAX = 8 * 2**20
 OVERHEAD_BYTES = 64 * 1024  # key, headers, batch, and the envelope that is added on the way, around a value
 
@@ -108,6 +122,10 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
     idempotency_ids_max: Positive = 100_000  # remembered at most, about 200 bytes each
+    cell: CellConfig = field(default_factory=CellConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    lanes: LanesConfig = field(default_factory=LanesConfig)
+    breaker: BreakerConfig = field(default_factory=BreakerConfig)
 
 
 class WorkerConfig(Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,38 +163,57 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine: a pool of like replicas.
 
     Attributes:
-        kind: Which engine runs: `transformer`, `sim`, or another that is registered.
+        kind: What it is good at, for routing: `transformer`, `ssm`, `moe`, or another name.
+        backend: What runs it: a kind that is registered; by default that of its own kind. `sim` runs no model, only a
+            profile, under any kind.
         pool: Its topic's name; the engine's own by default.
         model: Name or folder of the model; what clients may ask for beside the aliases.
         python: Interpreter of the engine's own environment; ours by default.
         slots: Requests that run at once in one worker.
+        interactive_slots: Slots of these that batch may not take; by default one, where there are at least four.
         workers: Worker processes that the local stack starts.
+        requests_per_s_max: The pool is sent no more than that.
+        tokens_per_s_max: The pool is sent no more than that.
+        burst_s: Seconds' worth of these rates that may be saved up.
+        paused: The pool is sent nothing.
+        profile: What is believed of its speed until it is known.
         options: Passed to the engine as they are.
     """
 
     kind: EngineKind
+    backend: EngineKind | None = None
     model: ModelName = "sim"
     model_path: str | None = None
     pool: PoolName | None = None
     aliases: list[str] = field(default_factory=list)
     python: str | None = None
     slots: Positive = 8
+    interactive_slots: NotNegative | None = None
     workers: NotNegative = 1
+    requests_per_s_max: Rate | None = None
+    tokens_per_s_max: Rate | None = None
+    burst_s: Seconds = 2.0
+    paused: bool = False
+    profile: ProfileConfig = field(default_factory=ProfileConfig)
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_simulated(self) -> bool:
+        """Whether no model runs."""
+        return (self.backend or self.kind) == SIMULATED
 
-class TenantConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """A tenant's share."""
+    @property
+    def reserved_slots(self) -> int:
+        """Slots that batch may not take."""
+        if self.interactive_slots is None:
+            return 1 if self.slots >= RESERVE_FROM_SLOTS else 0
+        return self.interactive_slots
 
-    weight: Weight = 1.0
-
-
-class ClassConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """The share of a service class; class weights stand above tenant weights."""
-
-    interactive_weight: Weight = 4.0
-    batch_weight: Weight = 1.0
+    @property
+    def settings(self) -> PoolSettings:
+        """What may be changed of it while it runs."""
+        return PoolSettings(self.requests_per_s_max, self.tokens_per_s_max, self.burst_s, self.paused)
 
 
 class Config(Struct, frozen=True, forbid_unknown_fields=True):
@@ -189,6 +226,9 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     blobs: BlobsConfig = field(default_factory=BlobsConfig)
     classes: ClassConfig = field(default_factory=ClassConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    aliases: dict[ModelName, ModelName] = field(default_factory=dict)  # another name -> a model, an alias or a class below
+    equivalents: dict[ModelName, list[ModelName]] = field(default_factory=dict)  # a class -> its models
     engines: dict[PoolName, EngineConfig] = field(default_factory=dict)
     tenants: dict[Tenant, TenantConfig] = field(default_factory=dict)
 

@@ -144,11 +144,38 @@ class Timing(Struct, frozen=True, omit_defaults=True):
 
 
 class ErrorInfo(Struct, frozen=True, omit_defaults=True):
-    """What went wrong; `param` is the path of the field at fault."""
+    """What went wrong.
+
+    Attributes:
+        param: Path of the field at fault.
+        retry_after_ms: When to ask again, where that is known.
+    """
 
     code: ErrorCode
     message: str
     param: str | None = None
+    retry_after_ms: int | None = None
+
+
+class Placement(Struct, frozen=True, omit_defaults=True):
+    """Why a request was sent where it was sent.
+
+    Attributes:
+        reason: The preference that was followed (`hint`, `long_context`, `low_latency`), `least_cost` among several, or
+            `only` where no other engine could take it.
+        wanted: The kind or pool that was preferred and not taken.
+        why_not: What kept it from there: `full`, or the filter that it did not pass.
+        stands_in: Another model than the one asked for.
+        predicted_ttft_ms: Until the first token, from the moment it was sent.
+        predicted_ms: Until the end.
+    """
+
+    reason: str = "only"
+    wanted: str | None = None
+    why_not: str | None = None
+    stands_in: bool = False
+    predicted_ttft_ms: float | None = None
+    predicted_ms: float | None = None
 
 
 class RouteAttempt(Struct, frozen=True, omit_defaults=True):
@@ -158,6 +185,7 @@ class RouteAttempt(Struct, frozen=True, omit_defaults=True):
     worker: str
     outcome: Status | Literal["retried"]
     error: ErrorInfo | None = None
+    placement: Placement | None = None
 
 
 class InferenceResult(Struct, frozen=True, omit_defaults=True):
@@ -200,6 +228,31 @@ class BlobOutput(Struct, frozen=True, omit_defaults=True):
     output_tokens: list[int] = field(default_factory=list)
 
 
+class Completion(Struct, frozen=True, array_like=True):
+    """What one run took, so that the dispatcher may correct what it charged, and learn.
+
+    Attributes:
+        partition: With the offset, the record of the engine's topic.
+        waited_ms: From being read to its start.
+        ttft_ms: From its start to its first token; None where there was none.
+        run_ms: From its start to its end.
+        beside: Requests that ran beside it when it started.
+        kv_cache_usage: At its start, where the engine tells.
+        code: Why it failed.
+    """
+
+    partition: int
+    offset: int
+    input_tokens: int
+    output_tokens: int
+    waited_ms: float
+    ttft_ms: float | None
+    run_ms: float
+    beside: int = 0
+    kv_cache_usage: float | None = None
+    code: ErrorCode | None = None
+
+
 class EngineStatus(Struct, frozen=True, omit_defaults=True):
     """What one worker says of itself with each heartbeat; figures it cannot know are absent, not zero.
 
@@ -210,6 +263,10 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
         positions: Partition -> next offset it will take in: what lies below has been read.
         queue_depth: Requests read and not yet running.
         slots: Requests that may run at once.
+        interactive_slots: Of these, those that batch may not take.
+        batch_load: Batch requests read and not yet finished.
+        completed: Runs that ended since the start; `completions` are the last of them, the oldest first, and some may
+            have been told before.
         epoch: Changes with every start of the worker.
         updated_at_ms: Unix time of this snapshot.
     """
@@ -238,6 +295,10 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
     gpu_utilization: float | None = None
     avg_latency_ms: float | None = None
     throughput_tps: float | None = None
+    interactive_slots: int = 0
+    batch_load: int = 0
+    completed: int = 0
+    completions: list[Completion] = field(default_factory=list)
 
 
 class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
@@ -255,6 +316,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
         excluded: Engine -> epoch in which it handed the request back.
         route: The attempts so far.
         crashes: How often it was in hand when a worker or its engine died.
+        placement: Why it was sent where it is now.
     """
 
     id: str
@@ -268,6 +330,7 @@ class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):
     excluded: dict[str, int] = field(default_factory=dict)
     route: list[RouteAttempt] = field(default_factory=list)
     crashes: int = 0
+    placement: Placement | None = None
 
 
 class SeenMark(Struct, frozen=True, array_like=True):

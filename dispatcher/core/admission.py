@@ -6,7 +6,7 @@ from broker.transport.protocol import Record, TopicPartition
 from broker.transport.refusals import record_bytes
 from dispatcher.core.item import NEVER_MS, Demand, Excluded, Item
 from dispatcher.core.seen import key_of
-from schemas import codecs, headers, ids
+from schemas import codecs, features, headers, ids
 from schemas.config import OVERHEAD_BYTES
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import DEFAULT_TENANT, Envelope, ErrorInfo, InferenceRequest, ServiceClass
@@ -89,11 +89,13 @@ def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),
         envelope=envelope,
-        demand=Demand(request.model, request.routing_hint, request.fallback, excluded),
-        cost=tokens + request.max_output_tokens,
+        demand=Demand(request.model, request.routing_hint, request.fallback, excluded, features.needed(request)),
+        input_tokens=tokens,
+        max_output_tokens=request.max_output_tokens,
         deadline_ms=int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS,
         value=record.value or b"",
         headers=headers.without(record.headers, headers.ENVELOPE) if record.headers else (),
+        slo_ms=request.slo_latency_ms,
     )
 
 

@@ -1,11 +1,12 @@
 """What happens to the dispatcher, and what it wants done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
 from dispatcher.core.item import Item, Work
-from schemas.messages import EngineStatus, ErrorInfo, Status
+from schemas.messages import EngineStatus, ErrorInfo, Placement, ServiceClass, Status
+from schemas.policy import PoolSettings, TenantConfig
 
 
 class Arrived(Struct, frozen=True):
@@ -43,6 +44,39 @@ class Cancelled(Struct, frozen=True):
     covers: Callable[[Item], bool]
 
 
+class Steered(Struct, frozen=True):
+    """Settings were changed while it runs: those given stand instead of the configuration's.
+
+    Attributes:
+        tenants: Tenant -> its whole setting; all that differ.
+        pools: Pool -> its whole setting; all that differ.
+    """
+
+    tenants: Mapping[str, TenantConfig]
+    pools: Mapping[str, PoolSettings]
+
+
+class LaneSeen(Struct, frozen=True):
+    """What lay in a lane when the term began: whose its first unfinished record is.
+
+    Attributes:
+        partition: The lane.
+        owner: Class and tenant; None where nothing unfinished lies there.
+        end: The offset behind its last record.
+    """
+
+    partition: int
+    owner: tuple[ServiceClass, str] | None
+    end: int
+
+
+class LaneRead(Struct, frozen=True):
+    """How far a lane has been read: everything below was given, or nobody gets it."""
+
+    partition: int
+    position: int
+
+
 class Tick(Struct, frozen=True):
     """Time passed, or a batch of arrivals is over: decide."""
 
@@ -54,6 +88,14 @@ class Forward(Struct, frozen=True):
     pool: str
     worker: str
     partition: int
+    placement: Placement | None = None
+
+
+class Divert(Struct, frozen=True):
+    """Write the request to a lane, which finishes its record here; it comes back from there."""
+
+    item: Item
+    partition: int
 
 
 class Finish(Struct, frozen=True):
@@ -64,5 +106,5 @@ class Finish(Struct, frozen=True):
     error: ErrorInfo
 
 
-Event = Arrived | StatusSeen | Sent | Dropped | Cancelled | Tick
-Effect = Forward | Finish
+Event = Arrived | StatusSeen | Sent | Dropped | Cancelled | Steered | LaneSeen | LaneRead | Tick
+Effect = Forward | Divert | Finish

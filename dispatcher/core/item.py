@@ -26,12 +26,21 @@ class Excluded(NamedTuple):
 
 
 class Demand(NamedTuple):
-    """What a request asks of an engine, and who handed it back, the latest last: one demand can go to the same places."""
+    """What a request asks of an engine: requests of one demand can go to the same places.
+
+    Attributes:
+        excluded: Who handed it back, the latest last.
+        features: What the engine must have, sorted.
+        context: Tokens that the engine must take, rounded up to the next limit that an engine has, so that there are few
+            demands; 0 where any will do.
+    """
 
     model: str
     hint: str
     fallback: Fallback
     excluded: tuple[Excluded, ...] = ()
+    features: tuple[str, ...] = ()
+    context: int = 0
 
 
 class Item(Struct):
@@ -40,7 +49,10 @@ class Item(Struct):
     Attributes:
         work: The record it came in.
         deadline_ms: Unix time after which no answer is wanted; NEVER_MS where there is none.
-        cost: Tokens it may take, the unit in which tenants are served fairly.
+        input_tokens: Of the prompt, estimated where it is text.
+        max_output_tokens: Bound of the answer.
+        slo_ms: Latency wished for.
+        output_tokens: Expected of the answer; the machine fills it in on arrival.
         seen_key: Names the request among those seen lately; None where it is run in any case.
         dropped: The record is not ours to finish any more.
     """
@@ -48,12 +60,20 @@ class Item(Struct):
     work: Work
     envelope: Envelope
     demand: Demand
-    cost: float
+    input_tokens: float
+    max_output_tokens: int
     deadline_ms: int
     value: bytes
     headers: Headers
+    slo_ms: int | None = None
+    output_tokens: float = 0.0
     seen_key: bytes | None = None
     dropped: bool = False
+
+    @property
+    def cost(self) -> float:
+        """Tokens it may take."""
+        return self.input_tokens + self.max_output_tokens
 
     @property
     def tenant(self) -> str:

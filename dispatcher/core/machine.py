@@ -18,9 +18,10 @@ from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item, Work
 from dispatcher.core.routing import LeastLoaded, Policy
-from schemas.config import Config, TenantConfig
+from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ErrorInfo
+from schemas.policy import TenantConfig
 
 _PLAIN_TENANT = TenantConfig()
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
@@ -40,7 +41,7 @@ class Dispatcher:
         self._config = config
         self._policy = policy or LeastLoaded(config)
         classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
-        self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight)
+        self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight or 1.0)
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, cast
 
 from engine_consumers.core.checks import check_sampling, output_room, parse_options
-from engine_consumers.engine import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP, EngineFigures, Piece
+from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.runs import Runs
@@ -26,6 +26,7 @@ from engine_consumers.transformer.orphans import OrphanGuard
 from engine_consumers.transformer.prompts import Prompts
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
+from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
 from schemas.messages import FinishReason, InferenceRequest, Sampling, Usage
 
 log = logging.getLogger("forebay.engine")

@@ -15,7 +15,7 @@ SOURCE = TopicPartition("requests", 0)
 
 def item(n, tenant, cost=1.0, service_class="batch", demand=ANY, deadline_ms=NEVER_MS):
     envelope = Envelope(id=f"r{n}", tenant=tenant, service_class=service_class, origin=("requests", 0, n), received_at_ms=n)
-    return Item((SOURCE, n), envelope, demand, cost, deadline_ms, b"", ())
+    return Item((SOURCE, n), envelope, demand, cost, 0, deadline_ms, b"", ())
 
 
 def queue(weights=None, classes=None):
