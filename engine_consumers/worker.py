@@ -133,6 +133,10 @@ class Worker:
         """A little more than the slots, so that what is read can be put in order."""
         return READ_AHEAD * self._spec.slots - len(self._jobs)
 
+    def takes(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - no partition is unlike another
+        """Whatever is sent here is to be served."""
+        return True
+
     def claim(self, record: Record, inherited: Inherited) -> int | None:
         """Keep the count of its crashes in the ledger, so that one more is told from a first one."""
         try:
