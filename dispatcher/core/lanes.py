@@ -135,6 +135,10 @@ class Lanes:
         home = self._homes.get(owner)
         return 0 if home is None else home.stays[owner].count
 
+    def owners(self) -> dict[int, list[Owner]]:
+        """Who has requests in which lane; a lane that is named without an owner has only what is not known whose it is."""
+        return {lane.number: list(lane.stays) for lane in self._lanes.values() if lane.service_class is not None}
+
     def takes(self, partition: int) -> bool:
         """Whether the next record of a lane may come to memory."""
         lane = self._lanes.get(partition)
