@@ -9,6 +9,7 @@ negative the best fit without it is taken.
 """
 
 from math import exp, log, sqrt
+from statistics import median
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -22,6 +23,7 @@ DOUBT_CLIP_MAX = 10.0  # the clip is not widened by more than this
 LOOSENED = 0.002  # of the doubt of the start: the next few runs count for a quarter each
 FAR = 0.25  # less than that is followed without fuss
 SURPRISES = 8  # in a row
+FIRST = 5  # runs that tell by what factor the start was wrong
 TERM_MAX = 1e8
 _SMALL = 1e-12
 
@@ -40,6 +42,8 @@ class FitState(Struct, frozen=True):
         surprise: Sum of the logarithms of their ratios.
         bounds: Variance of each term that is not exceeded.
         covariance: Of the terms, in units of the noise: 11, 12, 13, 22, 23, 33.
+        start: The terms that it began with.
+        first: Logarithms of what the first runs took over that.
     """
 
     noise: Annotated[float, Meta(ge=NOISE_MIN, le=NOISE_MAX)]
@@ -48,6 +52,8 @@ class FitState(Struct, frozen=True):
     surprise: float
     bounds: tuple[Variance, Variance, Variance]
     covariance: Six
+    start: Three
+    first: Annotated[list[float], Meta(max_length=FIRST)]
 
 
 class Fit:
@@ -60,7 +66,20 @@ class Fit:
         floor_ms: Times below this are taken as this where an error is put in relation.
     """
 
-    __slots__ = ("_bounds", "_floor_ms", "_p", "_reference", "_spans", "_surprise", "_surprises", "noise", "runs", "terms")
+    __slots__ = (
+        "_bounds",
+        "_first",
+        "_floor_ms",
+        "_p",
+        "_reference",
+        "_spans",
+        "_start",
+        "_surprise",
+        "_surprises",
+        "noise",
+        "runs",
+        "terms",
+    )
 
     def __init__(self, terms: Three, reference: Three, spans: Three, floor_ms: float) -> None:
         self._reference, self._spans, self._floor_ms = reference, spans, floor_ms
@@ -70,7 +89,8 @@ class Fit:
 
     def reset(self, terms: Three) -> None:
         """Believe only this, and doubt it as at the start."""
-        self.terms = terms
+        self.terms = self._start = terms
+        self._first: list[float] = []
         self.runs = 0
         self._open()
 
@@ -92,6 +112,9 @@ class Fit:
         Returns:
             Whether this was one surprise too many in a row: the fit has moved to where they lie, and is open again.
         """
+        if len(self._first) < FIRST:
+            self._find_level(y, time_ms)
+            return False
         t1, t2, t3 = self.terms
         believed_ms = t1 * y[0] + t2 * y[1] + t3 * y[2]
         level_ms = max(believed_ms, self._floor_ms)
@@ -108,7 +131,7 @@ class Fit:
         self.runs += 1
         if self._is_surprised(size > max(limit, FAR), error, max(time_ms, self._floor_ms) / level_ms):
             return True
-        excess = max(size / limit, 1.0)
+        excess = max(size / limit, 1.0) ** 2
         gain = min(max(error, -limit), limit) / (FORGETTING * single + doubt)
         self.terms = t1 + g1 * gain, t2 + g2 * gain, t3 + g3 * gain
         shrink = 1.0 / (FORGETTING * single * excess + doubt)  # an outlier makes us no surer
@@ -126,12 +149,14 @@ class Fit:
 
     def state(self) -> FitState:
         """Give all that `terms` do not tell."""
-        return FitState(self.noise, self.runs, self._surprises, self._surprise, self._bounds, self._p)
+        return FitState(
+            self.noise, self.runs, self._surprises, self._surprise, self._bounds, self._p, self._start, list(self._first)
+        )
 
     def restore(self, terms: Three, state: FitState) -> None:
         """Go on from what `terms` and `state` told."""
         self.terms, self._bounds, self._p = terms, state.bounds, state.covariance
-        self.noise, self.runs = state.noise, state.runs
+        self.noise, self.runs, self._start, self._first = state.noise, state.runs, state.start, list(state.first)
         self._surprises, self._surprise = state.surprises, state.surprise
         self._bound()
         self._keep_sane()
@@ -144,6 +169,18 @@ class Fit:
         self._p = b1, 0.0, 0.0, b2, 0.0, b3
         self.noise = NOISE_START
         self._surprises, self._surprise = 0, 0.0
+
+    def _find_level(self, y: Three, time_ms: float) -> None:
+        """Scale the start by the median of the ratios so far, where one vote is for the start itself."""
+        s1, s2, s3 = self._start
+        if s1 + s2 + s3 < self._floor_ms:  # a start from nothing has no level to be wrong by a factor
+            s1 = self._floor_ms
+        believed_ms = s1 * y[0] + s2 * y[1] + s3 * y[2]
+        self._first.append(log(max(time_ms, self._floor_ms) / max(believed_ms, self._floor_ms)))
+        self.runs += 1
+        factor = exp(median([0.0, *self._first]))
+        self.terms = min(s1 * factor, TERM_MAX), min(s2 * factor, TERM_MAX), min(s3 * factor, TERM_MAX)
+        self._open()
 
     def _learn_noise(self, size: float, told: float) -> None:
         rate = max(NOISE_RATE_MIN, 1.0 / (self.runs + 2)) * told

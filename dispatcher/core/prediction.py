@@ -2,9 +2,9 @@
 
 Time to the first token = a + b n + c n^2, for a prompt of n thousand tokens; time per token = d + e beside + f cache in use.
 Each is a fit of its own (`least_squares.py`) that starts from the engine's profile. What a run may take at the worst is the
-prediction times a factor, which follows the 90th percentile of (true time / predicted time) by steps: up by nine where it
-was exceeded, down by one where not. So its coverage is right in the long run whatever the engine does (adaptive conformal
-inference: Gibbs, Candes 2021; Angelopoulos, Candes, Tibshirani 2023).
+prediction times a factor. Its logarithm is so many times the usual size of the error, and that number goes by steps: up by
+nine where a run took longer, down by one where not. So nine in ten are within it in the long run whatever the engine does
+(adaptive conformal inference: Gibbs, Candes 2021; Angelopoulos, Candes, Tibshirani 2023).
 
 A worker that starts anew may run another model, or just be one of many that was restarted. So a newer epoch only loosens
 the fits of its pool. If runs then go on being far off to one side, the model was changed: that fit begins again from the
@@ -32,11 +32,11 @@ RUN_MS_MAX = 86_400_000.0
 LEARNED_PER_S_MAX = 250  # runs of one pool; of more that end so many are drawn, since each costs about as much as a decision
 COUNTED_PER_S_MAX = 4_000  # of all, for the lengths
 NEW_RUNS = 64  # after a newer epoch: far off means another model
-FACTOR_START, FACTOR_MIN, FACTOR_MAX = 1.4, 0.5, 20.0
+FACTOR_MAX = 20.0
 
 _TAIL = 0.1
-_STEP_MIN = 0.1  # of the spread
-_SPREAD_START, _SPREAD_MIN, _SPREAD_RATE = 0.2, 0.01, 0.02
+_SPREAD_START, _SPREAD_MIN, _SPREAD_MAX, _SPREAD_RATE_MIN = 0.2, 0.005, 1.0, 0.02
+_REACH_START, _REACH_MAX, _REACH_STEP = 1.6, 20.0, 0.1  # that of a normal distribution, in mean errors
 _SURE_TOKENS = 16  # an answer of so many or more tells the time per token as well as any
 _WINDOW_MS = 1_000
 _DRAWN_MAX = 2**31
@@ -64,8 +64,9 @@ class PoolState(Struct, frozen=True):
     """What is believed of a pool's speed; the first six are those of its profile by now.
 
     Attributes:
-        p90_factor: Nine in ten runs take no longer than the prediction times this.
-        spread: Of (true time / predicted time), as the mean size of its logarithm.
+        p90_factor: Nine in ten runs take no longer than the prediction times this; it follows from the next two.
+        spread: Mean size of the logarithm of (true time / predicted time).
+        reach: That of the factor, in spreads.
         epoch: The newest start of a worker that was heard of.
         new_runs: Runs for which that start is still news.
         runs: How many were learned from.
@@ -79,8 +80,9 @@ class PoolState(Struct, frozen=True):
     tpot_ms: Span
     tpot_batch_ms: Span
     tpot_kv_ms: Span
-    p90_factor: Annotated[float, Meta(ge=FACTOR_MIN, le=FACTOR_MAX)]
-    spread: Annotated[float, Meta(ge=0, le=100)]
+    p90_factor: Annotated[float, Meta(ge=1, le=FACTOR_MAX)]
+    spread: Annotated[float, Meta(ge=_SPREAD_MIN, le=_SPREAD_MAX)]
+    reach: Annotated[float, Meta(ge=-_REACH_MAX, le=_REACH_MAX)]
     epoch: int | None
     new_runs: Annotated[int, Meta(ge=0)]
     runs: Annotated[int, Meta(ge=0)]
@@ -109,7 +111,7 @@ class _Pool:
     def reset(self) -> None:
         self.ttft.reset(self.profile[:3])
         self.tpot.reset(self.profile[3:])
-        self.log_factor, self.spread = log(FACTOR_START), _SPREAD_START
+        self.spread, self.reach = _SPREAD_START, _REACH_START
         self.epoch: int | None = None
         self.new_runs = self.runs = 0
 
@@ -133,17 +135,16 @@ class _Pool:
         self.runs += 1
 
     def coefficients(self) -> tuple[float, ...]:
-        return *self.ttft.terms, *self.tpot.terms, max(exp(self.log_factor), 1.0)
+        return *self.ttft.terms, *self.tpot.terms, min(max(exp(self.reach * self.spread), 1.0), FACTOR_MAX)
 
     def state(self) -> PoolState:
-        fits = self.ttft.state(), self.tpot.state()
-        factor = min(max(exp(self.log_factor), FACTOR_MIN), FACTOR_MAX)
-        return PoolState(*self.ttft.terms, *self.tpot.terms, factor, self.spread, self.epoch, self.new_runs, self.runs, *fits)
+        rest = self.spread, self.reach, self.epoch, self.new_runs, self.runs
+        return PoolState(*self.coefficients(), *rest, self.ttft.state(), self.tpot.state())
 
     def restore(self, state: PoolState) -> None:
         self.ttft.restore((state.ttft_ms, state.prefill_ms_per_1k, state.prefill_quadratic_ms), state.ttft)
         self.tpot.restore((state.tpot_ms, state.tpot_batch_ms, state.tpot_kv_ms), state.tpot)
-        self.log_factor, self.spread = log(state.p90_factor), max(state.spread, _SPREAD_MIN)
+        self.spread, self.reach = state.spread, state.reach
         self.epoch, self.new_runs, self.runs = state.epoch, state.new_runs, state.runs
 
     def _learn(self, fit: Fit, start: Three, y: Three, time_ms: float, weight: float) -> None:
@@ -152,14 +153,11 @@ class _Pool:
 
     def _follow(self, ratio: float) -> None:
         """Move the factor towards the percentile of the ratios, given as logarithms."""
-        step = self.spread * max(_STEP_MIN, 1.0 / (self.runs / 4 + 1))
-        moved = self.log_factor + step * ((ratio > self.log_factor) - _TAIL)
-        self.log_factor = min(max(moved, _LOG_FACTOR_MIN), _LOG_FACTOR_MAX)
-        size = min(abs(ratio), 4 * self.spread)
-        self.spread = max(self.spread + _SPREAD_RATE * (size - self.spread), _SPREAD_MIN)
-
-
-_LOG_FACTOR_MIN, _LOG_FACTOR_MAX = log(FACTOR_MIN), log(FACTOR_MAX)
+        reach = self.reach + _REACH_STEP * ((ratio > self.reach * self.spread) - _TAIL)
+        self.reach = min(max(reach, -_REACH_MAX), _REACH_MAX)
+        rate = max(_SPREAD_RATE_MIN, 1.0 / (self.runs + 2))
+        spread = self.spread + rate * (min(abs(ratio), 4 * self.spread) - self.spread)
+        self.spread = min(max(spread, _SPREAD_MIN), _SPREAD_MAX)
 
 
 class _Sampler:
