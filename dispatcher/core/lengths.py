@@ -3,7 +3,8 @@
 An answer that was cut by its request's own limit tells only that it would have been longer. It is taken to go on as long
 again as answers do on average, so the mean is that of life tests: all tokens over those that ended by themselves
 (Epstein, Sobel 1953). A tenant's first answers are counted together with a few that are as long as the model's. The 90th
-percentile follows by steps: up by nine where an answer was longer, down by one where it was not (Robbins, Monro 1951).
+percentile is the mean times a factor that goes by steps: up by nine where an answer was longer, down by one where it was
+not (Robbins, Monro 1951).
 """
 
 from math import exp
@@ -19,7 +20,7 @@ _DECAY = 0.98  # an answer is half forgotten after 34 others
 _PRIOR = 4.0  # answers
 _TAIL = 0.1  # share of the answers above the percentile
 _STEP_MIN = 0.05
-_TAIL_RATIO = 2.3  # 90th percentile over the mean, where answers end at any moment alike
+_REACH_START, _REACH_MAX = 2.3, 100.0  # at the start, as where answers end at any moment alike
 _TEXT_DECAY = 0.99
 _TEXT_START_BYTES = 4_096.0  # what is believed at the start counts like a text of that size
 _TEXT_WEIGHT_MAX = 16_384.0  # no single text counts for more
@@ -32,7 +33,7 @@ class LengthState(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         output_tokens: Their mean; None where every answer was cut.
-        output_tokens_p90: Their 90th percentile.
+        reach: Their 90th percentile over their mean.
         tenant: Whose they are; None: of all.
         tokens: Counted, with decay.
         ended: Answers that ended by themselves, with decay.
@@ -41,7 +42,7 @@ class LengthState(Struct, frozen=True, omit_defaults=True):
 
     model: str
     output_tokens: float | None
-    output_tokens_p90: NotNegative
+    reach: Annotated[float, Meta(ge=1, le=_REACH_MAX)]
     tokens: NotNegative
     ended: NotNegative
     answers: Annotated[int, Meta(ge=1)]
@@ -66,25 +67,31 @@ class TextState(Struct, frozen=True):
 class _Answers:
     """The answers of one source."""
 
-    __slots__ = ("answers", "ended", "p90", "tokens")
+    __slots__ = ("answers", "ended", "reach", "tokens")
 
-    def __init__(self, p90: float) -> None:
+    def __init__(self, reach: float) -> None:
         self.tokens = self.ended = 0.0
         self.answers = 0
-        self.p90 = p90
+        self.reach = reach
 
     def observe(self, tokens: int, mean: float, *, is_cut: bool) -> None:
+        p90 = self.reach * mean
+        is_above = tokens > p90
+        above = exp((tokens - p90) / mean) if is_cut and not is_above else float(is_above)  # how likely it would be
+        step = max(_STEP_MIN, 1.0 / (self.answers + 2))
+        self.reach = min(max(self.reach * exp(step * (above - _TAIL)), 1.0), _REACH_MAX)
         self.tokens = self.tokens * _DECAY + tokens
         self.ended = self.ended * _DECAY + (not is_cut)
-        is_above = tokens > self.p90
-        above = exp((tokens - self.p90) / mean) if is_cut and not is_above else float(is_above)  # how likely it would be
-        step = max(_STEP_MIN, 1.0 / (self.answers + 2))
-        self.p90 = min(max(self.p90 * exp(step * (above - _TAIL)), 1.0), float(ANSWER_TOKENS_MAX))
         self.answers += 1
 
+    def mean(self) -> float:
+        """Give tokens over answers that ended; unbounded where none did."""
+        return self.tokens / self.ended if self.ended * ANSWER_TOKENS_MAX > self.tokens else float(ANSWER_TOKENS_MAX)
+
     def state(self, tenant: str | None, model: str) -> LengthState:
-        mean = self.tokens / self.ended if self.ended * ANSWER_TOKENS_MAX > self.tokens else None
-        return LengthState(model, mean, self.p90, self.tokens, self.ended, self.answers, tenant)
+        mean = self.mean()
+        shown = mean if mean < ANSWER_TOKENS_MAX else None
+        return LengthState(model, shown, self.reach, self.tokens, self.ended, self.answers, tenant)
 
 
 class Lengths:
@@ -101,9 +108,7 @@ class Lengths:
     def p90(self, tenant: str, model: str, max_output_tokens: float) -> float:
         """Give the 90th percentile, at least the mean and at most `max_output_tokens`; just that where nothing is known."""
         known = self._tenants.get((tenant, model)) or self._models.get(model)
-        if known is None:
-            return max_output_tokens
-        return min(max(known.p90, self._mean(tenant, model)), max_output_tokens)
+        return max_output_tokens if known is None else min(known.reach * self._mean(tenant, model), max_output_tokens)
 
     def observe(self, tenant: str, model: str, output_tokens: int, *, is_cut: bool) -> None:
         """Learn from an answer.
@@ -116,11 +121,11 @@ class Lengths:
         """
         if not 1 <= output_tokens <= ANSWER_TOKENS_MAX:
             return
-        mean = self._mean(tenant, model)
-        of_model = self._models.pop(model, None) or _Answers(output_tokens * _TAIL_RATIO)
-        of_tenant = self._tenants.pop((tenant, model), None) or _Answers(of_model.p90)
-        for answers in (of_model, of_tenant):
-            answers.observe(output_tokens, mean, is_cut=is_cut)
+        expected = self._mean(tenant, model)
+        of_model = self._models.pop(model, None) or _Answers(_REACH_START)
+        of_tenant = self._tenants.pop((tenant, model), None) or _Answers(of_model.reach)
+        of_tenant.observe(output_tokens, expected, is_cut=is_cut)
+        of_model.observe(output_tokens, of_model.mean(), is_cut=is_cut)
         self._models[model], self._tenants[tenant, model] = of_model, of_tenant
         if len(self._models) > MODELS_MAX:
             del self._models[next(iter(self._models))]
@@ -137,7 +142,7 @@ class Lengths:
         self._models.clear()
         self._tenants.clear()
         for state in states:
-            answers = _Answers(state.output_tokens_p90)
+            answers = _Answers(state.reach)
             answers.tokens, answers.ended, answers.answers = state.tokens, state.ended, state.answers
             if state.tenant is None:
                 self._models[state.model] = answers
@@ -147,14 +152,12 @@ class Lengths:
     def _mean(self, tenant: str, model: str) -> float:
         """Give the mean, unbounded where every answer was cut or none is known."""
         of_model, of_tenant = self._models.get(model), self._tenants.get((tenant, model))
-        tokens = ended = 0.0
-        if of_model is not None and of_model.ended > 0.0:
-            tokens, ended = _PRIOR * of_model.tokens / of_model.ended, _PRIOR
-        if of_tenant is not None:
-            tokens, ended = tokens + of_tenant.tokens, ended + of_tenant.ended
-        if ended * ANSWER_TOKENS_MAX <= tokens or not tokens:
-            return float(ANSWER_TOKENS_MAX)
-        return tokens / ended
+        if of_tenant is None:
+            return float(ANSWER_TOKENS_MAX) if of_model is None else of_model.mean()
+        usual = ANSWER_TOKENS_MAX if of_model is None else of_model.mean()
+        if usual >= ANSWER_TOKENS_MAX:
+            return of_tenant.mean()
+        return (_PRIOR * usual + of_tenant.tokens) / (_PRIOR + of_tenant.ended)
 
 
 class Texts:

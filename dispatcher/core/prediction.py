@@ -41,6 +41,7 @@ _SURE_TOKENS = 16  # an answer of so many or more tells the time per token as we
 _WINDOW_MS = 1_000
 _DRAWN_MAX = 2**31
 
+_Seven = tuple[float, float, float, float, float, float, float]
 Span = Annotated[float, Meta(ge=0, le=1e12)]
 
 
@@ -134,7 +135,7 @@ class _Pool:
             self._learn(self.tpot, self.profile[3:], load, per_token_ms, min(further / _SURE_TOKENS, 1.0))
         self.runs += 1
 
-    def coefficients(self) -> tuple[float, ...]:
+    def coefficients(self) -> _Seven:
         return *self.ttft.terms, *self.tpot.terms, min(max(exp(self.reach * self.spread), 1.0), FACTOR_MAX)
 
     def state(self) -> PoolState:

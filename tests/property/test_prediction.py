@@ -124,8 +124,8 @@ def test_nine_in_ten_stay_within_the_percentile_while_the_engine_drifts(numbers,
 
 
 anything = st.one_of(st.floats(allow_nan=True), st.integers(-(2**60), 2**60), st.sampled_from([0, 1, 1e-9, 0.5, 1e7, 1e8, 1e300]))
-counts = st.one_of(st.integers(0, 5_000), st.integers(-(2**60), 2**60))
-likely = st.floats(0, 1e5)
+counts = st.one_of(st.integers(0, 5_000), st.sampled_from([0, 1, 2, 1_000_000, 10_000_000]), st.integers(-(2**60), 2**60))
+likely = st.one_of(st.floats(0, 1e5), st.just(86_400_000.0))
 runs = st.builds(
     Completion,
     st.just(0),
@@ -140,7 +140,9 @@ runs = st.builds(
     st.sampled_from([None, None, None, *ErrorCode]),
 )
 observations = st.lists(
-    st.tuples(runs, st.integers(-3, 3), st.sampled_from("ab"), st.one_of(st.none(), counts), anything, st.one_of(st.none(), counts)),
+    st.tuples(
+        runs, st.integers(-3, 3), st.sampled_from("ab"), st.one_of(st.none(), counts), anything, st.one_of(st.none(), counts)
+    ),
     max_size=60,
 )
 
@@ -155,7 +157,11 @@ def shown(learner):
     for asked in ((0, 0, 0, None), (1, 1, 0, 0.0), (900, 100, 3, 0.5), (1e12, 1e12, 1e12, 7.0), (math.nan, 5.0, -1, math.nan)):
         found += msgspec.structs.astuple(learner.predict("pool", *asked))
     for tenant in ("a", "b", "c"):
-        found += [learner.expected_output(tenant, "m", 256), learner.output_p90(tenant, "m", 256), learner.input_tokens("m", 4_000)]
+        found += [
+            learner.expected_output(tenant, "m", 256),
+            learner.output_p90(tenant, "m", 256),
+            learner.input_tokens("m", 4_000),
+        ]
     return found
 
 
