@@ -138,6 +138,10 @@ class Worker:
         """More than a dispatcher sends, so that nothing interactive stays unread behind batch, which it sends less of."""
         return self._read_ahead - len(self._jobs)
 
+    def takes(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - no partition is unlike another
+        """Whatever is sent here is to be served."""
+        return True
+
     def claim(self, record: Record, inherited: Inherited) -> int | None:
         """Keep the count of its crashes in the ledger, so that one more is told from a first one."""
         try:

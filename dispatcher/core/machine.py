@@ -1,31 +1,50 @@
 r"""The dispatcher as one machine: `handle(event, now_ms) -> effects`.
 
     a request:   arrived -> delayed (a retry before its time) -> queued -> forwarded -> durable
-                     \-> finished (refused)
-                 while delayed or queued: finished (expired, cancelled)
+                     \-> finished (refused), or diverted (its tenant has enough in hand) -> durable in a lane
+                 while delayed or queued: finished (expired, cancelled), or diverted (it is in the way of others)
                  at any time: dropped (its partition went to somebody else)
 
 It decides late: a request leaves the queue only when a worker has room for it, so order, shares and routing are
 decided with fresh knowledge and the engine topics stay shallow.
 """
 
+import copy
 import heapq
 from collections.abc import Callable
 
 from dispatcher.core.deadlines import Deadlines
-from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.events import (
+    Arrived,
+    Cancelled,
+    Divert,
+    Dropped,
+    Effect,
+    Event,
+    Finish,
+    Forward,
+    LaneRead,
+    LaneSeen,
+    Sent,
+    StatusSeen,
+    Tick,
+)
 from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item, Work
+from dispatcher.core.lanes import Lanes, Refusal
 from dispatcher.core.routing import LeastLoaded, Policy
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ErrorInfo
 from schemas.policy import TenantConfig
+from schemas.topics import Topics
 
 _PLAIN_TENANT = TenantConfig()
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
 _CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled while it waited")
+_CANCELLED_EARLY = ErrorInfo(ErrorCode.CANCELLED, "cancelled before it was queued")
+RETRY_AFTER_MS = 1_000
 GONE_SPARE = 64  # so many that left the hand are never worth a sweep
 
 
@@ -43,42 +62,67 @@ class Dispatcher:
         classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
         self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight or 1.0)
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
+        self._lanes = Lanes(config.dispatcher.lanes, config.dispatcher.hop, Topics(config.kafka.topic_prefix).lanes)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
         self._delayed: list[tuple[int, int, Item]] = []
         self._gone = 0  # left the hand since the last sweep, and may still stand in the queue or among the delayed
         self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
         self._count = self._now_ms = 0
+        self._is_decided = False  # nothing came since the last decision that could change it
 
     @property
     def queued(self) -> int:
         """Requests that wait, those before their time included."""
         return len(self._in_hand)
 
+    def takes(self, lane: int) -> bool:
+        """Whether the next record of a lane may come."""
+        return self._lanes.takes(lane)
+
     def handle(self, event: Event, now_ms: int) -> list[Effect]:
         """Take in what happened; give what is to be done."""
         kind = type(event)
         if kind is Arrived:
-            return self._arrived(event.item, now_ms)  # type: ignore[union-attr]
+            return self._arrived(event, now_ms)  # type: ignore[arg-type]
         if kind is Sent:
             self._sent(event.work, event.offset)  # type: ignore[union-attr]
         elif isinstance(event, StatusSeen):
             self._fleet.seen(event.status, now_ms)
+            self._is_decided = False
         elif isinstance(event, Dropped):
             self._dropped(event.work)
         elif isinstance(event, Cancelled):
             return self._cancelled(event.covers)
+        elif isinstance(event, LaneSeen):
+            self._lanes.seen(event.partition, event.owner, event.end, event.position)
+        elif isinstance(event, LaneRead):
+            self._lanes.read(event.partition, event.position)
         elif isinstance(event, Tick):
             return self._decide(now_ms)
         return []
 
-    def _arrived(self, item: Item, now_ms: int) -> list[Effect]:
+    def _arrived(self, event: Arrived, now_ms: int) -> list[Effect]:
+        item = event.item
+        self._lanes.came(item)
+        if event.is_cancelled:
+            return [Finish(item, "cancelled", _CANCELLED_EARLY)]
         error = self._policy.refusal(item.demand) or self._policy.final_error(item, self._fleet)
         if error is not None:
             return [Finish(item, "rejected", error)]
         if item.envelope.hop >= self._config.dispatcher.max_hops:
             message = f"handed back {item.envelope.hop} times: no engine kept it"
             return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
+        effects: list[Effect] = []
+        if not self._is_decided and self._lanes.has_excess(item):
+            effects = self._decide(now_ms)  # what can be dispatched makes room
+        place = self._lanes.place(item, now_ms)
+        if isinstance(place, int):
+            return [*effects, Divert(item, place)]
+        if place is Refusal.NO_LANE:
+            error = ErrorInfo(ErrorCode.CAPACITY_EXCEEDED, place.value, "tenant", retry_after_ms=RETRY_AFTER_MS)
+            return [*effects, Finish(item, "rejected", error)]
+        self._is_decided = False
         self._in_hand[item.work] = item
         self._deadlines.push(item)
         latest_ms = now_ms + self._config.dispatcher.retry_backoff_ms_max  # whoever wrote it may have another time
@@ -87,12 +131,15 @@ class Dispatcher:
             heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
-        return []
+        return effects
 
     def _sent(self, work: Work, offset: int | None) -> None:
         place = self._sending.pop(work, None)
         if place is not None:
             self._fleet.sent(*place, offset)
+            self._is_decided = False
+        else:
+            self._lanes.sent(work, offset)
 
     def _dropped(self, work: Work) -> None:
         item = self._in_hand.get(work)
@@ -115,6 +162,7 @@ class Dispatcher:
     def _let_go(self, item: Item) -> None:
         """Take a request out of hand, wherever it stands; it leaves the queue when it surfaces, or with a sweep."""
         del self._in_hand[item.work]
+        self._lanes.left(item)
         item.dropped = True
         item.value = b""  # what stands in the queue for a while yet shall not hold memory
         self._gone += 1
@@ -125,7 +173,7 @@ class Dispatcher:
             heapq.heapify(self._delayed)
 
     def _decide(self, now_ms: int) -> list[Effect]:
-        effects = self._expired(now_ms)
+        effects = self._expired(now_ms) + self._held_back(now_ms)
         was_set_back, self._now_ms = now_ms < self._now_ms, now_ms
         while self._delayed and (was_set_back or self._delayed[0][0] <= now_ms):  # on another clock nobody knows how long
             item = heapq.heappop(self._delayed)[2]
@@ -139,6 +187,15 @@ class Dispatcher:
                 blocked.add(head.demand)
             else:
                 effects.append(self._forward(head, *choice))
+        self._is_decided = True
+        return effects
+
+    def _held_back(self, now_ms: int) -> list[Effect]:
+        """Move to a lane what keeps the position of its partition back."""
+        effects: list[Effect] = []
+        for item, lane in self._lanes.held_back(now_ms):
+            effects.append(Divert(copy.copy(item), lane))
+            self._let_go(item)
         return effects
 
     def _forward(self, item: Item, pool: str, worker: Worker) -> Forward:
@@ -148,6 +205,7 @@ class Dispatcher:
             raise AssertionError(message)
         self._queue.serve(item)
         del self._in_hand[item.work]
+        self._lanes.left(item)
         self._sending[item.work] = pool, partition
         self._fleet.sending(pool, partition)
         return Forward(item, pool, worker.status.worker, partition)
