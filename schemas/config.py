@@ -118,6 +118,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
     # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
     control_retention_ms: Positive = 3_600_000
+    steered_max: Positive = 1_000  # tenants, and engines, whose settings may differ from these while it runs
     prompt_bytes_max: Positive = 8_000_000
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is

@@ -13,7 +13,7 @@ import heapq
 from collections.abc import Callable
 
 from dispatcher.core.deadlines import Deadlines
-from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
+from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Steered, Tick
 from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item, Work
@@ -41,7 +41,9 @@ class Dispatcher:
         self._config = config
         self._policy = policy or LeastLoaded(config)
         classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
-        self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight or 1.0)
+        self._queue = FairQueue(classes.__getitem__, lambda tenant: self._tenant(tenant).weight or 1.0)
+        self._steered = Steered({}, {})
+        self._paused: dict[str, list[Item]] = {}  # tenant -> what had its turn meanwhile
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
@@ -68,6 +70,8 @@ class Dispatcher:
             self._dropped(event.work)
         elif isinstance(event, Cancelled):
             return self._cancelled(event.covers)
+        elif isinstance(event, Steered):
+            self._steer(event)
         elif isinstance(event, Tick):
             return self._decide(now_ms)
         return []
@@ -112,6 +116,17 @@ class Dispatcher:
             self._let_go(item)
         return [Finish(item, "expired", _EXPIRED) for item in found]
 
+    def _tenant(self, tenant: str) -> TenantConfig:
+        return self._steered.tenants.get(tenant) or self._config.tenants.get(tenant, _PLAIN_TENANT)
+
+    def _steer(self, steered: Steered) -> None:
+        """Go by other settings from now on."""
+        self._steered = steered
+        for tenant in [tenant for tenant in self._paused if not self._tenant(tenant).paused]:
+            for item in self._paused.pop(tenant):
+                if not item.dropped:
+                    self._queue.push(item)
+
     def _let_go(self, item: Item) -> None:
         """Take a request out of hand, wherever it stands; it leaves the queue when it surfaces, or with a sweep."""
         del self._in_hand[item.work]
@@ -135,6 +150,9 @@ class Dispatcher:
         while (head := self._queue.head(blocked)) is not None:
             if head.dropped:
                 self._queue.discard(head)
+            elif self._tenant(head.tenant).paused:
+                self._queue.discard(head)
+                self._paused.setdefault(head.tenant, []).append(head)
             elif (choice := self._policy.pick(head, self._fleet, now_ms)) is None:
                 blocked.add(head.demand)
             else:
