@@ -164,8 +164,6 @@ class ControlLog:
             log.warning("control_bounds_unknown error=%s", error)
         else:
             self.cancels.forget(first)
-            if self.settings is not None:
-                self.settings.forget(first)
 
 
 async def _pause(error: TransportError) -> None:

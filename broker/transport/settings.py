@@ -36,9 +36,8 @@ class Settings:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._first = 0  # where the log begins
-        self._kept, self._kept_at = KeptSettings(0), -1  # the last that counts, and where it lies
-        self._since: list[tuple[int, Change]] = []  # all that were written from there on
+        self._kept = KeptSettings(0)  # the last that counts
+        self._since: list[tuple[int, Change]] = []  # all changes from the offset on that it stands for
         self._tenants: dict[str, TenantPatch] = {}
         self._pools: dict[str, PoolPatch] = {}
         self.version = 0
@@ -89,25 +88,18 @@ class Settings:
 
     def restart(self, first: int) -> None:
         """The log is read anew from its first record: forget all."""
-        self._first = first
-        self._kept, self._kept_at, self._since = KeptSettings(first), -1, []
+        self._kept, self._since = KeptSettings(first), []
         self._tenants, self._pools = {}, {}
         self.version += 1
 
-    def forget(self, before_offset: int) -> None:
-        """The log begins at this offset now: all that stands for less has been superseded."""
-        self._first = max(self._first, before_offset)
-
     def add(self, record: Change | KeptSettings, offset: int) -> str | None:
-        """Take in a control record, in the order of the log.
+        """Take in a control record, in the order of the log, each once.
 
         Returns:
             Why it was passed over, or None.
         """
         if isinstance(record, KeptSettings):
             return self._keep(record, offset)
-        if offset < self._kept.as_of:
-            return None  # it is in there
         self._since.append((offset, record))
         return self._change(record)
 
@@ -129,7 +121,7 @@ class Settings:
 
     def must_be_kept(self, before_offset: int) -> bool:
         """Whether deleting all records below an offset would lose settings that are not written anew yet."""
-        if self._kept_at >= before_offset and self._kept.as_of >= before_offset:
+        if self._kept.as_of >= before_offset:
             return False
         holds = bool(self._kept.tenants or self._kept.pools)
         return holds or any(offset < before_offset for offset, _ in self._since)
@@ -152,9 +144,9 @@ class Settings:
     def _keep(self, record: KeptSettings, offset: int) -> str | None:
         if record.as_of > offset:
             return f"it says that it stands for offsets below {record.as_of}, and lies at {offset}"
-        if record.as_of < max(self._kept.as_of, self._first):
+        if record.as_of < self._kept.as_of:
             return None  # whoever wrote it knew less
-        self._kept, self._kept_at = record, offset
+        self._kept = record
         self._since = [(at, change) for at, change in self._since if at >= record.as_of]
         self._tenants, self._pools = dict(record.tenants), dict(record.pools)
         for _, change in self._since:
