@@ -48,9 +48,7 @@ class Trim:
         control: What of the control topic holds.
     """
 
-    def __init__(
-        self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int], control: ControlLog
-    ) -> None:
+    def __init__(self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int], control: ControlLog) -> None:
         self._transport, self._admin, self._clock, self._log = transport, admin, clock, control
         self._topics = Topics(config.kafka.topic_prefix)
         self._interval_s = config.dispatcher.trim_interval_ms / 1000

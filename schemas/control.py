@@ -19,7 +19,7 @@ from schemas.messages import Id, Tenant
 from schemas.policy import Positive, Rate, Seconds, Weight
 
 NONE = "none"
-NoBound = Literal["none"] | None | UnsetType
+NoBound = Literal["none"] | UnsetType | None
 BatchName = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 
 
@@ -51,9 +51,9 @@ class TenantPatch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields
     tokens_per_s: Rate | NoBound = UNSET
     requests_per_s_max: Rate | NoBound = UNSET
     tokens_per_s_max: Rate | NoBound = UNSET
-    burst_s: Seconds | None | UnsetType = UNSET
+    burst_s: Seconds | UnsetType | None = UNSET
     queue_max: Positive | NoBound = UNSET
-    paused: bool | None | UnsetType = UNSET
+    paused: bool | UnsetType | None = UNSET
 
 
 class PoolPatch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -61,8 +61,8 @@ class PoolPatch(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
 
     requests_per_s_max: Rate | NoBound = UNSET
     tokens_per_s_max: Rate | NoBound = UNSET
-    burst_s: Seconds | None | UnsetType = UNSET
-    paused: bool | None | UnsetType = UNSET
+    burst_s: Seconds | UnsetType | None = UNSET
+    paused: bool | UnsetType | None = UNSET
 
 
 class TenantSettings(TenantPatch, frozen=True, kw_only=True, tag_field="kind", tag="tenant"):

@@ -9,13 +9,15 @@ A change that would make a setting that no configuration may have is passed over
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import UNSET, structs
 
 from schemas.config import Config
 from schemas.control import NONE, Change, KeptSettings, PoolPatch, TenantPatch, TenantSettings
 from schemas.policy import PoolSettings, TenantConfig
+
+S = TypeVar("S", TenantConfig, PoolSettings)
 
 KEEP_FROM_CHANGES = 1_000  # so many are not held one by one for long: they are kept anew
 
@@ -180,7 +182,7 @@ def _merged(held: Any, change: Any) -> Any:  # noqa: ANN401 - patches of a tenan
     return structs.replace(held, **changed)
 
 
-def _over(base: Any, patch: Any) -> Any:  # noqa: ANN401 - the settings of a tenant or of a pool
+def _over(base: S, patch: TenantPatch | PoolPatch) -> S:
     """The whole setting: what is set, and else what the configuration says."""
     given = {name: getattr(patch, name) for name in patch.__struct_fields__}
     given = {name: None if value == NONE else value for name, value in given.items() if value is not UNSET}
