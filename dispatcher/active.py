@@ -13,6 +13,7 @@ from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from broker.transport.settings import Settings
 from broker.transport.tasks import CLEAN_UP_S, end
 from dispatcher.core import (
     Arrived,
@@ -28,6 +29,7 @@ from dispatcher.core import (
     LaneSeen,
     Sent,
     StatusSeen,
+    Steered,
     Tick,
 )
 from dispatcher.core.admission import Refused, admit, readmit
@@ -81,7 +83,9 @@ class Active:
         self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._control = ControlLog(transport, self._topics)
+        self._settings = Settings(config)
+        self._steered = self._settings.version
+        self._control = ControlLog(transport, self._topics, settings=self._settings)
         self._repeats = Repeats(config.dispatcher, seen_log, clock, self._control.cancels)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
         self._lanes_topic = self._topics.lanes
@@ -107,11 +111,12 @@ class Active:
         background: list[asyncio.Task[None]] = []
         try:
             await self._control.replay()
+            self._steer()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
             rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
-            trim = Trim(self._config, self._transport, self._admin, self._clock)
-            kept = self._control.run(self._cancelled), self._repeats.write_behind()
+            trim = Trim(self._config, self._transport, self._admin, self._clock, self._control)
+            kept = self._control.run(self._controlled), self._repeats.write_behind()
             works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run(), self._lanes.run()
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
@@ -200,9 +205,20 @@ class Active:
     def _is_cancelled(self, item: Item) -> bool:
         return self._control.cancels.covers(item.envelope, item.headers)
 
-    def _cancelled(self) -> None:
-        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+    def _controlled(self) -> None:
+        """Something was cancelled or set; a request whose reply topic is looked up is asked about right after that."""
         self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
+        self._steer()
+
+    def _steer(self) -> None:
+        """Go by what was set, where that has changed."""
+        settings = self._settings
+        if settings.version == self._steered:
+            return
+        self._steered = settings.version
+        tenants, pools = settings.tenants(), settings.pools()
+        log.info("steered tenants=%s engines=%s", ",".join(tenants) or "none", ",".join(pools) or "none")
+        self._do(self._machine.handle(Steered(tenants, pools), self._clock()))
 
     def _lane_told(self, event: LaneSeen | LaneRead) -> None:
         self._machine.handle(event, self._clock())

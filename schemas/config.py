@@ -118,6 +118,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
     # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
     control_retention_ms: Positive = 3_600_000
+    steered_max: Positive = 1_000  # tenants, and engines, whose settings may differ from these while it runs
     prompt_bytes_max: Positive = 8_000_000
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
@@ -235,6 +236,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def pool(self, engine: str) -> str:
         """The pool an engine belongs to."""
         return self.engines[engine].pool or engine
+
+    @property
+    def pool_settings(self) -> dict[str, PoolSettings]:
+        """What the configuration says of each pool: its first engine, by name."""
+        return {self.pool(name): self.engines[name].settings for name in sorted(self.engines, reverse=True)}
+
+    @property
+    def profiles(self) -> dict[str, tuple[EngineKind, ProfileConfig]]:
+        """What is believed of each pool: its kind, and its first engine's profile."""
+        engines = {name: self.engines[name] for name in sorted(self.engines, reverse=True)}
+        return {self.pool(name): (engine.kind, engine.profile) for name, engine in engines.items()}
 
     @property
     def value_bytes_max(self) -> int:
