@@ -3,9 +3,9 @@
 The method is the textbook's (Ljung, System Identification, 11.2; Huber 1964 for the clipping), with what a live engine
 needs. Errors are relative, since noise grows with the time itself. An error is clipped at three times the noise seen
 lately, and further out where the fit itself is unsure, so that one run that was stuck for a minute says next to nothing.
-Many in a row that are far off to the same side are news: the fit moves by their mean ratio and is open again. What
-nothing excites is forgotten up to the doubt of the start and no further, so it cannot wind up. Where a term would be
-negative the best fit without it is taken.
+The first few runs only tell by what factor the start was wrong: their median. Many in a row that are far off to the same
+side are news: the fit moves by their mean ratio and is open again. What nothing excites is forgotten up to the doubt of
+the start and no further, so it cannot wind up. Where a term would be negative the best fit without it is taken.
 """
 
 from math import exp, log, sqrt
@@ -30,6 +30,8 @@ _SMALL = 1e-12
 Three = tuple[float, float, float]
 Six = tuple[float, float, float, float, float, float]
 Variance = Annotated[float, Meta(gt=0)]
+Term = Annotated[float, Meta(ge=0, le=TERM_MAX)]
+Logarithm = Annotated[float, Meta(ge=-50, le=50)]
 
 
 class FitState(Struct, frozen=True):
@@ -49,11 +51,11 @@ class FitState(Struct, frozen=True):
     noise: Annotated[float, Meta(ge=NOISE_MIN, le=NOISE_MAX)]
     runs: Annotated[int, Meta(ge=0)]
     surprises: Annotated[int, Meta(ge=-SURPRISES, le=SURPRISES)]
-    surprise: float
+    surprise: Annotated[float, Meta(ge=-400, le=400)]
     bounds: tuple[Variance, Variance, Variance]
     covariance: Six
-    start: Three
-    first: Annotated[list[float], Meta(max_length=FIRST)]
+    start: tuple[Term, Term, Term]
+    first: Annotated[list[Logarithm], Meta(max_length=FIRST)]
 
 
 class Fit:
