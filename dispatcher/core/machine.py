@@ -15,12 +15,14 @@ from collections.abc import Callable
 from dispatcher.core.deadlines import Deadlines
 from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
 from dispatcher.core.fair_queue import FairQueue
-from dispatcher.core.fleet import Fleet, Worker
+from dispatcher.core.fleet import Fleet
 from dispatcher.core.item import Demand, Item, Work
-from dispatcher.core.routing import LeastLoaded, Policy
+from dispatcher.core.prediction import Predictor
+from dispatcher.core.routing import Choice, Router
+from dispatcher.core.shaping import PoolRates
 from schemas.config import Config
 from schemas.errors import ErrorCode
-from schemas.messages import ErrorInfo
+from schemas.messages import ErrorInfo, ServiceClass
 from schemas.policy import TenantConfig
 
 _PLAIN_TENANT = TenantConfig()
@@ -34,20 +36,21 @@ class Dispatcher:
 
     Args:
         config: Weights, bounds and engines.
-        policy: Who serves whom; the least loaded by default.
     """
 
-    def __init__(self, config: Config, policy: Policy | None = None) -> None:
+    def __init__(self, config: Config) -> None:
         self._config = config
-        self._policy = policy or LeastLoaded(config)
         classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
         self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight or 1.0)
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
+        profiles = {config.pool(name): (engine.kind, engine.profile) for name, engine in sorted(config.engines.items())}
+        rates = PoolRates({config.pool(name): engine.settings for name, engine in sorted(config.engines.items())})
+        self._policy = Router(config, self._fleet, Predictor(profiles), rates)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
         self._delayed: list[tuple[int, int, Item]] = []
         self._gone = 0  # left the hand since the last sweep, and may still stand in the queue or among the delayed
-        self._sending: dict[Work, tuple[str, int]] = {}  # forwarded, not durable yet -> pool, partition
+        self._sending: dict[Work, tuple[str, int, ServiceClass]] = {}  # forwarded, not durable yet -> pool, partition
         self._count = self._now_ms = 0
 
     @property
@@ -63,7 +66,9 @@ class Dispatcher:
         if kind is Sent:
             self._sent(event.work, event.offset)  # type: ignore[union-attr]
         elif isinstance(event, StatusSeen):
-            self._fleet.seen(event.status, now_ms)
+            status = event.status
+            for done in self._fleet.seen(status, now_ms):
+                self._policy.completed(status.pool, status.worker, status.epoch, done.code, now_ms)
         elif isinstance(event, Dropped):
             self._dropped(event.work)
         elif isinstance(event, Cancelled):
@@ -73,12 +78,13 @@ class Dispatcher:
         return []
 
     def _arrived(self, item: Item, now_ms: int) -> list[Effect]:
-        error = self._policy.refusal(item.demand) or self._policy.final_error(item, self._fleet)
+        error = self._policy.refusal(item.demand) or self._policy.final_error(item)
         if error is not None:
             return [Finish(item, "rejected", error)]
         if item.envelope.hop >= self._config.dispatcher.max_hops:
             message = f"handed back {item.envelope.hop} times: no engine kept it"
             return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
+        item.demand = self._policy.demand(item)
         self._in_hand[item.work] = item
         self._deadlines.push(item)
         latest_ms = now_ms + self._config.dispatcher.retry_backoff_ms_max  # whoever wrote it may have another time
@@ -135,19 +141,19 @@ class Dispatcher:
         while (head := self._queue.head(blocked)) is not None:
             if head.dropped:
                 self._queue.discard(head)
-            elif (choice := self._policy.pick(head, self._fleet, now_ms)) is None:
+            elif (choice := self._policy.pick(head, now_ms)) is None:
                 blocked.add(head.demand)
             else:
-                effects.append(self._forward(head, *choice))
+                effects.append(self._forward(head, choice))
         return effects
 
-    def _forward(self, item: Item, pool: str, worker: Worker) -> Forward:
-        partition = worker.partition
+    def _forward(self, item: Item, choice: Choice) -> Forward:
+        pool, partition = choice.pool, choice.worker.partition
         if partition is None:
             message = "a policy picked a worker that owns no partition"
             raise AssertionError(message)
         self._queue.serve(item)
         del self._in_hand[item.work]
-        self._sending[item.work] = pool, partition
-        self._fleet.sending(pool, partition)
-        return Forward(item, pool, worker.status.worker, partition)
+        self._sending[item.work] = pool, partition, item.service_class
+        self._fleet.sending(pool, partition, item.service_class)
+        return Forward(item, pool, choice.worker.status.worker, partition, choice.placement)
