@@ -16,16 +16,15 @@ from dispatcher.core.deadlines import Deadlines
 from dispatcher.core.events import Arrived, Cancelled, Dropped, Effect, Event, Finish, Forward, Sent, StatusSeen, Tick
 from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet
-from dispatcher.core.item import Demand, Item, Work
+from dispatcher.core.item import Item, Work
 from dispatcher.core.prediction import Predictor
 from dispatcher.core.routing import Choice, Router
-from dispatcher.core.shaping import PoolRates
+from dispatcher.core.shaping import PoolRates, Shaper
+from dispatcher.core.turns import BlockKey
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ErrorInfo, ServiceClass
-from schemas.policy import TenantConfig
 
-_PLAIN_TENANT = TenantConfig()
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
 _CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled while it waited")
 GONE_SPARE = 64  # so many that left the hand are never worth a sweep
@@ -40,12 +39,12 @@ class Dispatcher:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        classes = {"interactive": config.classes.interactive_weight, "batch": config.classes.batch_weight}
-        self._queue = FairQueue(classes.__getitem__, lambda t: config.tenants.get(t, _PLAIN_TENANT).weight or 1.0)
+        self._shaper = Shaper(config.dispatcher.cell, config.tenants)
+        self._queue = FairQueue(config.classes, self._shaper)
         self._fleet = Fleet(config.dispatcher.runway_factor, config.dispatcher.status_stale_ms)
         profiles = {config.pool(name): (engine.kind, engine.profile) for name, engine in sorted(config.engines.items())}
-        rates = PoolRates({config.pool(name): engine.settings for name, engine in sorted(config.engines.items())})
-        self._policy = Router(config, self._fleet, Predictor(profiles), rates)
+        self._rates = PoolRates({config.pool(name): engine.settings for name, engine in sorted(config.engines.items())})
+        self._policy = Router(config, self._fleet, Predictor(profiles), self._rates)
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
         self._delayed: list[tuple[int, int, Item]] = []
@@ -137,22 +136,24 @@ class Dispatcher:
             item = heapq.heappop(self._delayed)[2]
             if not item.dropped:
                 self._queue.push(item)
-        blocked: set[Demand] = set()
-        while (head := self._queue.head(blocked)) is not None:
+        blocked: set[BlockKey] = set()
+        while (head := self._queue.head(blocked, now_ms)) is not None:
             if head.dropped:
                 self._queue.discard(head)
             elif (choice := self._policy.pick(head, now_ms)) is None:
-                blocked.add(head.demand)
+                blocked.add((head.service_class, head.demand))
             else:
-                effects.append(self._forward(head, choice))
+                effects.append(self._forward(head, choice, now_ms))
         return effects
 
-    def _forward(self, item: Item, choice: Choice) -> Forward:
+    def _forward(self, item: Item, choice: Choice, now_ms: int) -> Forward:
         pool, partition = choice.pool, choice.worker.partition
         if partition is None:
             message = "a policy picked a worker that owns no partition"
             raise AssertionError(message)
-        self._queue.serve(item)
+        band = self._queue.serve(item, choice.cost_ms)
+        self._shaper.charge(item.tenant, item.cost, now_ms, band)
+        self._rates.charge(pool, item.cost, now_ms)
         del self._in_hand[item.work]
         self._sending[item.work] = pool, partition, item.service_class
         self._fleet.sending(pool, partition, item.service_class)
