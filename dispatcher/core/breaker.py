@@ -15,7 +15,7 @@ one that works that a pool's count would shut the healthy one out.
 |---|---|---|
 | none (completed) | it works | a success |
 | internal, timeout, unhealthy | it does not | a failure |
-| invalid_request, context_overflow, model_not_found, unsupported_feature | nothing: the client is at fault, no model ran | neither |
+| invalid_request, context_overflow, model_not_found, unsupported_feature | nothing: the client is at fault | neither |
 | cancelled, expired | nothing: nobody wanted the answer any more | neither |
 | capacity_exceeded, preempted | it is full, which is no illness: load and exclusion answer to that | neither |
 | poison | nothing: the request kills whoever takes it | neither |

@@ -66,10 +66,18 @@ class Pool:
         self.max_context: int | None = None
         self.trained_context: int | None = None
 
-    def ran(self, run_ms: float) -> None:
-        """Take a finished run into the mean."""
-        self.runs += 1
-        self.mean_run_ms += (run_ms - self.mean_run_ms) * max(1.0 / self.runs, RUNS_SHARE_MIN)
+    def learn(self, status: EngineStatus, told: Iterable[Completion]) -> None:
+        """Take in what a snapshot tells of the whole pool: how long runs take, and what its engines can hold."""
+        for completion in told:
+            if completion.code is None:
+                self.runs += 1
+                self.mean_run_ms += (completion.run_ms - self.mean_run_ms) * max(1.0 / self.runs, RUNS_SHARE_MIN)
+        if not self.runs and status.avg_latency_ms:
+            self.mean_run_ms = status.avg_latency_ms
+        if status.max_context is not None:
+            self.max_context = status.max_context
+        if status.trained_context is not None:
+            self.trained_context = status.trained_context
 
 
 class Worker:
@@ -211,11 +219,7 @@ class Fleet:
             if runway is not None:
                 runway.read_up_to(position)
         told = _untold(None if worker is None else worker.status, status)
-        for completion in told:
-            if completion.code is None:
-                pool.ran(completion.run_ms)
-        if not pool.runs and status.avg_latency_ms:
-            pool.mean_run_ms = status.avg_latency_ms
+        pool.learn(status, told)
         if worker is None:
             worker = Worker(pool, status)
             is_new_to_us = now_ms - self._first_ms <= self._stale_ms
@@ -256,10 +260,6 @@ class Fleet:
         worker.bound(self._runway_factor)
         if self._penalty is not None:
             worker.penalty_ms = self._penalty(worker)
-        if status.max_context is not None:
-            worker.pool.max_context = status.max_context
-        if status.trained_context is not None:
-            worker.pool.trained_context = status.trained_context
         self._weigh(worker.pool)
         self.fresh_from_ms = max(self.fresh_from_ms, now_ms)
         self.fresh_until_ms = min(self.fresh_until_ms, now_ms + self._stale_ms + 1)
@@ -328,9 +328,9 @@ class Fleet:
     def is_served(self, pool: str, excluded: Excluded | None = None) -> bool:
         """Whether a pool has a live worker beside the excluded one, with room or without; `settle` comes before."""
         for worker in self.workers(pool):
-            if worker.is_fresh and worker.partition is not None and worker.status.is_healthy:
-                if excluded is None or not concerns(excluded, worker.status):
-                    return True
+            is_live = worker.is_fresh and worker.partition is not None and worker.status.is_healthy
+            if is_live and (excluded is None or not concerns(excluded, worker.status)):
+                return True
         return False
 
     def pool(self, name: str) -> Pool:

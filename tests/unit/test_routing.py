@@ -370,4 +370,4 @@ def test_the_length_that_is_expected_counts_and_else_the_longest():
 @pytest.mark.parametrize("service_class", ["interactive", "batch"])
 def test_a_placement_is_written_small(service_class):
     world = World().all()
-    assert world.pick(service_class=service_class).placement == Placement("least_cost", None, None, False, 1, 11)
+    assert world.pick(service_class=service_class).placement == Placement("least_cost", predicted_ttft_ms=1, predicted_ms=11)

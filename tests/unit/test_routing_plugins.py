@@ -110,7 +110,8 @@ def test_check_lists_what_is_used_in_its_order_and_what_is_not():
 def why_not(name, world, pool="llama", item=None, **question):
     item = item or world.item()
     one, context = plugins.known("filter")[name], world.router.context
-    plain = Question(item.demand, world.router.catalog.ranks(item.demand), 0, True, {}, {})
+    ranks = world.router.catalog.ranks(item.demand)
+    plain = Question(item.demand, ranks, context_max=0, has_features=True, passed_over={}, reach={})
     context.question, context.now_ms = plain._replace(**question), NOW
     worker = next(iter(world.fleet.workers(pool)))
     return one.ask(item.demand if one.per == "demand" else item, world.router.catalog.pools[pool], worker, context)

@@ -2,8 +2,9 @@
 
 from dispatcher.core.routing.catalog import Catalog, PoolFacts
 from dispatcher.core.routing.explain import Explanation, explain
-from dispatcher.core.routing.plugins import Context, engine_filter, preference, scorer
-from dispatcher.core.routing.router import Choice, Predictor, Rates, Router
+from dispatcher.core.routing.plans import Choice
+from dispatcher.core.routing.plugins import Context, Rates, engine_filter, preference, scorer
+from dispatcher.core.routing.router import Predictor, Router
 
 __all__ = [
     "Catalog",

@@ -178,17 +178,9 @@ class Router:
         context = self.context
         context.now_ms, context.question = now_ms, plan.question
         if self._is_plain:
-            of_class = item.envelope.service_class == "batch"
-            found = []
-            for stand in plan.stands:
-                row = stand.row
-                if row.stamps[of_class] != row.pool.stamp:
-                    row.refresh(of_class)
-                key = row.keys[of_class]
-                if key < FULL and not (stand.has_rate and not self._rates.allows(stand.name, now_ms)):
-                    found.append((stand, row.best[of_class], key))
+            found = self._open(plan, item.envelope.service_class == "batch", now_ms)
         else:
-            found = self._asked_one_by_one(item, plan)
+            found = self._asked_one_by_one(item, plan, now_ms)
         if not found:
             return None
         choice = self.choose(item, plan, found, now_ms)
@@ -356,11 +348,23 @@ class Router:
             total += weight * counted(ask(worker, self.context))
         return total
 
-    def _asked_one_by_one(self, item: Item, plan: Plan) -> list[Open]:
-        """The best worker of each pool, where plugins want to be asked about each."""
+    def _open(self, plan: Plan, of_class: int, now_ms: int) -> list[Open]:
+        """The best worker of each pool that has room."""
         found = []
         for stand in plan.stands:
-            if stand.has_rate and not self._rates.allows(stand.name, int(self.context.now_ms)):
+            row = stand.row
+            if row.stamps[of_class] != row.pool.stamp:
+                row.refresh(of_class)
+            key = row.keys[of_class]
+            if key < FULL and not (stand.has_rate and not self._rates.allows(stand.name, now_ms)):
+                found.append((stand, row.best[of_class], key))
+        return found
+
+    def _asked_one_by_one(self, item: Item, plan: Plan, now_ms: int) -> list[Open]:
+        """The same, where plugins want to be asked about each worker."""
+        found = []
+        for stand in plan.stands:
+            if stand.has_rate and not self._rates.allows(stand.name, now_ms):
                 continue
             best: Worker | None = None
             least = FULL
