@@ -187,7 +187,7 @@ class World:
             self.order[owner, source] = number
 
     def check(self):
-        counted = {owner: 0 for owner in OWNERS}
+        counted = dict.fromkeys(OWNERS, 0)
         homes = [owner for owners in self.lanes.owners().values() for owner in owners]
         assert len(homes) == len(set(homes)), "an owner has two lanes"
         for tp, log in self.lane_logs.items():
@@ -279,7 +279,7 @@ def step(world, what, how):
     elif what in {"read", "cancelled"}:
         world.read(partitions[how % len(partitions)], cancelled=what == "cancelled")
     elif what == "read_all":
-        while any([world.read(tp) for tp in partitions]):
+        while [tp for tp in partitions if world.read(tp)]:
             pass
     elif what == "lose_divert":
         world.commit_divert(how, is_lost=True)
