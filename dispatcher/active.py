@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import structs
+
 from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
@@ -13,12 +15,12 @@ from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from broker.transport.settings import Settings
 from broker.transport.tasks import CLEAN_UP_S, end
 from dispatcher.core import (
     Arrived,
     Cancelled,
     Dispatcher,
-    Divert,
     Dropped,
     Effect,
     Finish,
@@ -28,6 +30,7 @@ from dispatcher.core import (
     LaneSeen,
     Sent,
     StatusSeen,
+    Steered,
     Tick,
 )
 from dispatcher.core.admission import Refused, admit, readmit
@@ -40,7 +43,7 @@ from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
-from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, ServiceClass
+from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, Placement, ServiceClass
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.dispatcher")
@@ -81,7 +84,9 @@ class Active:
         self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._control = ControlLog(transport, self._topics)
+        self._settings = Settings(config)
+        self._steered = self._settings.version
+        self._control = ControlLog(transport, self._topics, settings=self._settings)
         self._repeats = Repeats(config.dispatcher, seen_log, clock, self._control.cancels)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
         self._lanes_topic = self._topics.lanes
@@ -107,11 +112,12 @@ class Active:
         background: list[asyncio.Task[None]] = []
         try:
             await self._control.replay()
+            self._steer()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
             rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
-            trim = Trim(self._config, self._transport, self._admin, self._clock)
-            kept = self._control.run(self._cancelled), self._repeats.write_behind()
+            trim = Trim(self._config, self._transport, self._admin, self._clock, self._control)
+            kept = self._control.run(self._controlled), self._repeats.write_behind()
             works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run(), self._lanes.run()
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
@@ -200,9 +206,20 @@ class Active:
     def _is_cancelled(self, item: Item) -> bool:
         return self._control.cancels.covers(item.envelope, item.headers)
 
-    def _cancelled(self) -> None:
-        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+    def _controlled(self) -> None:
+        """Something was cancelled or set; a request whose reply topic is looked up is asked about right after that."""
         self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
+        self._steer()
+
+    def _steer(self) -> None:
+        """Go by what was set, where that has changed."""
+        settings = self._settings
+        if settings.version == self._steered:
+            return
+        self._steered = settings.version
+        tenants, pools = settings.tenants(), settings.pools()
+        log.info("steered tenants=%s engines=%s", ",".join(tenants) or "none", ",".join(pools) or "none")
+        self._do(self._machine.handle(Steered(tenants, pools), self._clock()))
 
     def _lane_told(self, event: LaneSeen | LaneRead) -> None:
         self._machine.handle(event, self._clock())
@@ -210,18 +227,19 @@ class Active:
     # -- effects ---------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: list[Effect]) -> None:
+        is_told = log.isEnabledFor(logging.DEBUG)
         for effect in effects:
-            if isinstance(effect, Forward):
-                item = effect.item
-                topic = self._topics.engine(effect.pool)
-                output = self._outputs.forward(topic, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            elif isinstance(effect, Divert):
-                item = effect.item
-                output = self._outputs.forward(self._lanes_topic, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            else:
+            if isinstance(effect, Finish):
                 self._finish(effect)
+                continue
+            item = effect.item
+            envelope, topic = item.envelope, self._lanes_topic
+            if isinstance(effect, Forward):
+                envelope, topic = structs.replace(envelope, placement=effect.placement), self._topics.engine(effect.pool)
+                if is_told:
+                    _tell(effect)
+            output = self._outputs.forward(topic, effect.partition, envelope, item.value, item.headers)
+            self._hop.finish(item.work, [output])
 
     def _finish(self, effect: Finish) -> None:
         item, envelope = effect.item, effect.item.envelope
@@ -326,6 +344,24 @@ class Active:
         if found != self._partitions:
             self._partitions = found
             await self._hop.assign(found)
+
+
+def _tell(forward: Forward) -> None:
+    """Log where a request goes, with the fields that `forebay explain` shows."""
+    item, placement = forward.item, forward.placement or Placement()
+    log.debug(
+        "routed id=%s tenant=%s class=%s pool=%s worker=%s reason=%s wanted=%s why_not=%s stands_in=%s predicted_ms=%s",
+        item.envelope.id,
+        item.tenant,
+        item.service_class,
+        forward.pool,
+        forward.worker,
+        placement.reason,
+        placement.wanted,
+        placement.why_not,
+        placement.stands_in,
+        placement.predicted_ms,
+    )
 
 
 def _original(item: Item) -> Record:

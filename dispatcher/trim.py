@@ -8,16 +8,21 @@ older position once more finds its records there.
 The control topic has no reader's position: a cancel is kept as long as there may be a request that it could mean, that
 is as long as an unfinished one is as old, and `dispatcher.control_retention_ms` longer. All watermarks are read before
 the first record is looked at: a request that moves on meanwhile is met where it was or where it went.
+
+Settings hold for good, and go with the rest: first all that hold are written anew at the end of the topic, and nothing is
+deleted before that was acknowledged. `broker/transport/settings.py` says why it does no harm to do so at any moment.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
-from broker.transport.protocol import Admin, Consumer, Record, TopicPartition, Transport
+from broker.transport.protocol import Admin, Consumer, Outgoing, Record, TopicPartition, Transport
 from schemas import codecs, headers
 from schemas.config import Config
+from schemas.control import encode_control
 from schemas.errors import InvalidMessage
 from schemas.topics import Topics
 
@@ -40,10 +45,11 @@ class Trim:
         transport: The cluster.
         admin: Deletes.
         clock: Unix time in milliseconds.
+        control: What of the control topic holds.
     """
 
-    def __init__(self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int]) -> None:
-        self._transport, self._admin, self._clock = transport, admin, clock
+    def __init__(self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int], control: ControlLog) -> None:
+        self._transport, self._admin, self._clock, self._log = transport, admin, clock, control
         self._topics = Topics(config.kafka.topic_prefix)
         self._interval_s = config.dispatcher.trim_interval_ms / 1000
         self._retention_ms = config.dispatcher.control_retention_ms
@@ -115,14 +121,33 @@ class Trim:
     async def _trim_control(self, reader: Consumer, watermarks: Mapping[TopicPartition, int | None], bounds: Bounds) -> None:
         limit_ms = self._clock() - self._retention_ms
         if await self._before_time(reader, bounds, limit_ms) is None:
+            if self._log.settings is not None and self._log.settings.are_many:
+                await self._keep_settings(bounds[self._control][0])
             return  # the usual case: nothing is old enough, whatever the backlog
         oldest_ms = await self._oldest_ms(reader, watermarks, bounds)
         if oldest_ms is not None:
             limit_ms = min(limit_ms, oldest_ms - self._retention_ms)
         before = await self._before_time(reader, bounds, limit_ms, READ_RECORDS_MAX)
-        if before is not None:
+        if before is not None and await self._keep_settings(before):
             await self._admin.trim({self._control: before})
             log.info("control_trimmed offset=%d", before)
+
+    async def _keep_settings(self, before: int) -> bool:
+        """Write all settings anew where the records below an offset hold some; whether these may be deleted then."""
+        control, settings = self._log, self._log.settings
+        if settings is None or not control.is_whole or control.position < before:
+            log.info("control_not_trimmed reason=not_read_so_far position=%d offset=%d", control.position, before)
+            return False
+        if not settings.must_be_kept(before) and not settings.are_many:
+            return True
+        value = encode_control(settings.kept(control.position))
+        producer = await self._transport.producer()
+        try:
+            _, offset = await (await producer.send(Outgoing(self._control.topic, value, value, partition=0)))
+        finally:
+            await producer.close()
+        log.info("settings_kept offset=%d settings=%d", offset, len(settings))
+        return True
 
     async def _before_time(self, reader: Consumer, bounds: Bounds, limit_ms: int, records_max: int = 1) -> int | None:
         """The offset below which every control record is older than that, looking at so many; None where none is."""

@@ -350,7 +350,7 @@ def _owner(item: Item) -> Owner:
 
 def _is_retry(item: Item) -> bool:
     """Whether it lies elsewhere than where the client produced it."""
-    return item.envelope.origin[:2] != item.work[0]
+    return not item.is_new
 
 
 def _patience(item: Item) -> int:
