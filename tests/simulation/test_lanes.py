@@ -15,10 +15,11 @@ BATCH = TOPICS.requests("batch")
 
 def config_of(slots=4, hop=None, lanes=None, topics=None, delivery="exactly_once", ttft_ms=20, max_context=32_768, **dispatcher):
     options = {"ttft_ms": ttft_ms, "tpot_ms": 0, "prefill_tokens_per_s": 0, "max_context": max_context}
+    profile = {"ttft_ms": ttft_ms, "prefill_ms_per_1k": 0, "prefill_quadratic_ms": 0}
     return parse_config(
         {
             "kafka": {"delivery": delivery},
-            "engines": {"sim": {"kind": "sim", "slots": slots, "options": options}},
+            "engines": {"sim": {"kind": "sim", "slots": slots, "options": options, "profile": profile}},
             "topics": {
                 "request_partitions": 1,
                 "engine_partitions": 2,
@@ -219,7 +220,7 @@ def test_what_nobody_serves_now_moves_out_of_the_way_of_those_that_are_served():
         stack.worker()
         stack.dispatcher()
         for n in range(3):
-            await produce(stack, [b'{"id":"stuck-%d","tenant":"a","model":"later","prompt":"a","max_output_tokens":1}' % n])
+            await produce(stack, [b'{"id":"stuck-%d","tenant":"a","model":"later","fallback":"none","prompt":"a","max_output_tokens":1}' % n])
         for n in range(12):
             await produce(stack, requests("b", 40, first=40 * n))
             await asyncio.sleep(0.5)
