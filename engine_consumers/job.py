@@ -7,6 +7,7 @@ from msgspec import Struct
 from broker.transport.handler import Work
 from broker.transport.protocol import Record
 from engine_consumers.core.lifecycle import Order
+from engine_consumers.generation import Generation
 from schemas.messages import Envelope, ErrorInfo, InferenceRequest
 
 
@@ -21,6 +22,7 @@ class Job(Struct):
         entered: The engine has taken it in.
         moved_s: When it last moved, on the loop's clock; infinity while it waits for the broker.
         verdict: Why its run is being ended from outside.
+        generation: What its run has produced so far.
     """
 
     ticket: int
@@ -35,3 +37,4 @@ class Job(Struct):
     entered: bool = False
     moved_s: float = 0.0
     verdict: ErrorInfo | None = None
+    generation: Generation | None = None

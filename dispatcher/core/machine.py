@@ -18,10 +18,12 @@ from dispatcher.core.fair_queue import FairQueue
 from dispatcher.core.fleet import Fleet, Worker
 from dispatcher.core.item import Demand, Item, Work
 from dispatcher.core.routing import LeastLoaded, Policy
+from dispatcher.core.whereabouts import matching, where
 from schemas.config import Config
 from schemas.errors import ErrorCode
-from schemas.messages import ErrorInfo
+from schemas.messages import ErrorInfo, ServiceClass
 from schemas.policy import TenantConfig
+from schemas.questions import DispatcherState, QueueSeen, Where, Why, WorkerSeen, public, without_completions
 
 _PLAIN_TENANT = TenantConfig()
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
@@ -75,6 +77,49 @@ class Dispatcher:
         elif isinstance(event, Tick):
             return self._decide(now_ms)
         return []
+
+    def where(self, request_id: str, tenant: str | None, now_ms: int) -> list[Where]:
+        """Say where the requests of an id are, and why they wait, of those that are in hand.
+
+        Args:
+            request_id: The id.
+            tenant: Whose; None for anybody's.
+            now_ms: Unix time.
+        """
+        delayed = {item.work: not_before_ms for not_before_ms, _, item in self._delayed if not item.dropped}
+        found = []
+        for item in matching(self._in_hand.values(), request_id, tenant):
+            if item.work in delayed:
+                found.append(where(item, Why.RETRY, delayed[item.work]))
+                continue
+            ahead = sum(_goes_before(other, item) for other in self._in_hand.values() if other.work not in delayed)
+            why, engines = Why.TURN, {}
+            if self._tenant(item.tenant).paused:
+                why = Why.TENANT_PAUSED
+            elif self._policy.pick(item, self._fleet, now_ms) is None:
+                engines = self._policy.standing(item, self._fleet, now_ms)
+                why = Why.ENGINES_FULL if "full" in engines.values() else Why.NO_ENGINE
+            found.append(where(item, why, ahead=ahead, engines=engines))
+        return found
+
+    def state(self, now_ms: int) -> DispatcherState:
+        """Give all that routing goes by."""
+        counts: dict[tuple[ServiceClass, str], int] = {}
+        for item in self._in_hand.values():
+            key = item.service_class, item.tenant
+            counts[key] = counts.get(key, 0) + 1
+        return DispatcherState(
+            at_ms=now_ms,
+            config=public(self._config),
+            tenants=dict(self._steered.tenants),
+            pools=dict(self._steered.pools),
+            workers=[
+                WorkerSeen(without_completions(worker.status), worker.heard_ms, worker.load)
+                for pool in self._config.pools
+                for worker in self._fleet.workers(pool)
+            ],
+            queues=[QueueSeen(*key, count) for key, count in sorted(counts.items())],
+        )
 
     def _arrived(self, item: Item, now_ms: int) -> list[Effect]:
         error = self._policy.refusal(item.demand) or self._policy.final_error(item, self._fleet)
@@ -169,3 +214,11 @@ class Dispatcher:
         self._sending[item.work] = pool, partition
         self._fleet.sending(pool, partition)
         return Forward(item, pool, worker.status.worker, partition)
+
+
+def _goes_before(other: Item, item: Item) -> bool:
+    """Whether another request of the same tenant and class is served first."""
+    if (other.tenant, other.service_class) != (item.tenant, item.service_class) or other is item:
+        return False
+    mine, others = (item.deadline_ms, item.envelope.received_at_ms), (other.deadline_ms, other.envelope.received_at_ms)
+    return (others, other.work) < (mine, item.work)

@@ -31,6 +31,9 @@ class Policy(Protocol):
     def final_error(self, item: Item, fleet: Fleet) -> ErrorInfo | None:
         """Say why nobody is left to try the request, or None."""
 
+    def standing(self, item: Item, fleet: Fleet, now_ms: int) -> dict[str, str]:
+        """Say what keeps the request from each pool that may serve it: `full`, or `no_worker`."""
+
 
 class _Pool:
     """What the configuration says of a pool."""
@@ -94,6 +97,11 @@ class LeastLoaded:
                 _, pool, worker = min(found, key=lambda f: f[:2])
                 return pool, worker
         return None
+
+    def standing(self, item: Item, fleet: Fleet, now_ms: int) -> dict[str, str]:
+        """Say what keeps the request from each pool that may serve it: `full`, or `no_worker`."""
+        pools = [pool for tier in self.tiers(item.demand) for pool in tier]
+        return {pool: "full" if fleet.is_served(pool, now_ms) else "no_worker" for pool in pools}
 
     def final_error(self, item: Item, fleet: Fleet) -> ErrorInfo | None:
         """After an engine refused it by its nature: that refusal, unless another may serve, with more context if need be."""
