@@ -1,6 +1,6 @@
 """Trimming: finished records are deleted, since nothing that was accepted ever expires.
 
-Requests, retries and the pools' topics are cut below the low watermark, which is the committed offset: every record
+Requests, retries, lanes and the pools' topics are cut below the low watermark, which is the committed offset: every record
 below it is finished. A position that is read late is an older one, and so is a safe one. What is deleted is what was
 committed a whole interval ago, so that without transactions too a dispatcher that was stopped for a while and commits an
 older position once more finds its records there.
@@ -54,7 +54,7 @@ class Trim:
         self._interval_s = config.dispatcher.trim_interval_ms / 1000
         self._retention_ms = config.dispatcher.control_retention_ms
         self._requests = (self._topics.requests("interactive"), self._topics.requests("batch"))
-        self._groups = {self._topics.dispatcher_group: [*self._requests, self._topics.retries]}
+        self._groups = {self._topics.dispatcher_group: [*self._requests, self._topics.retries, self._topics.lanes]}
         self._groups |= {self._topics.engine_group(pool): [self._topics.engine(pool)] for pool in config.pools}
         self._control = TopicPartition(self._topics.control, 0)
         self._before: dict[TopicPartition, int] = {}  # what was committed an interval ago
@@ -161,20 +161,23 @@ class Trim:
     async def _oldest_ms(self, reader: Consumer, watermarks: Mapping[TopicPartition, int | None], bounds: Bounds) -> int | None:
         """When the oldest request that may be unfinished was received; None where there is none.
 
-        Request topics are in the order of time, so their first record tells. Retries and engine topics are not (a retry
-        keeps its age), and so all that lies above the watermark is read; there is little of it.
+        Request topics are in the order of time, so their first record tells. Retries, lanes and engine topics are not (a
+        retry keeps its age, and a lane takes from several partitions), and so all that lies above the watermark is read;
+        there is little of it, but for a lane whose tenant is far behind: then cancels are kept until it is not.
 
         Raises:
             TransportError: There is too much to read, or it does not come: nobody knows.
         """
         oldest_ms: int | None = None
         records = size = 0
-        for tp, committed in watermarks.items():
-            first, end = bounds[tp]
+        starts = {tp: bounds[tp][0] if offset is None else max(bounds[tp][0], offset) for tp, offset in watermarks.items()}
+        if sum(bounds[tp][1] - start for tp, start in starts.items() if tp.topic == self._topics.lanes) > READ_RECORDS_MAX:
+            log.info("control_kept reason=long_lanes")
+            return 0
+        for tp, start in starts.items():
+            end = bounds[tp][1]
             is_request = tp.topic in self._requests
-            async for record in _read(
-                reader, tp, first if committed is None else max(first, committed), end, 1 if is_request else None
-            ):
+            async for record in _read(reader, tp, start, end, 1 if is_request else None):
                 age_ms = record.timestamp_ms if is_request else _received_at_ms(record)
                 oldest_ms = age_ms if oldest_ms is None else min(oldest_ms, age_ms)
                 records, size = records + 1, size + len(record.value or b"")

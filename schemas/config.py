@@ -240,6 +240,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return self.engines[engine].pool or engine
 
     @property
+    def pool_settings(self) -> dict[str, PoolSettings]:
+        """What the configuration says of each pool: its first engine, by name."""
+        return {self.pool(name): self.engines[name].settings for name in sorted(self.engines, reverse=True)}
+
+    @property
+    def profiles(self) -> dict[str, tuple[EngineKind, ProfileConfig]]:
+        """What is believed of each pool: its kind, and its first engine's profile."""
+        engines = {name: self.engines[name] for name in sorted(self.engines, reverse=True)}
+        return {self.pool(name): (engine.kind, engine.profile) for name, engine in engines.items()}
+
+    @property
     def value_bytes_max(self) -> int:
         """What a request's record may hold: the cluster takes it on all its way, and the dispatcher does."""
         return min(self.kafka.record_bytes_max - OVERHEAD_BYTES, self.dispatcher.prompt_bytes_max)

@@ -16,7 +16,7 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Admin, TopicPartition, Transport
 from broker.transport.topic_plan import TopicPlan
 from deploy.cli.common import CONFIG_PATH, config_option, json_option, run
-from engine_consumers.registry import kinds
+from engine_consumers.registry import implementation, kinds
 from memory_coordinator import StatusBoard
 from memory_coordinator.board import Board
 from schemas.config import Config, EngineConfig
@@ -82,15 +82,16 @@ def of_config(config: Config) -> list[Finding]:
         return [Finding("config", "error", said)]
     told = Finding("config", "ok", f"{where}; engines {', '.join(sorted(config.engines))}")
     known = kinds()
-    return [told, *(_unknown(name, engine, known) for name, engine in config.engines.items() if engine.kind not in known)]
+    engines = config.engines.items()
+    return [told, *(_unknown(name, engine, known) for name, engine in engines if implementation(engine) not in known)]
 
 
 def _unknown(name: str, engine: EngineConfig, known: list[str]) -> Finding:
     """A kind that is not known here; another interpreter's environment may hold a package that brings it."""
-    path = f"`engines.{name}.kind`"
+    kind, path = implementation(engine), f"`engines.{name}.{'backend' if engine.backend else 'kind'}`"
     if engine.python is None:
-        return Finding("config", "error", f"{path}: no engine of kind {engine.kind!r}: expected one of {', '.join(known)}")
-    said = f"{path}: no engine of kind {engine.kind!r} is known here: {engine.python} has to have a package that brings it"
+        return Finding("config", "error", f"{path}: no engine of kind {kind!r}: expected one of {', '.join(known)}")
+    said = f"{path}: no engine of kind {kind!r} is known here: {engine.python} has to have a package that brings it"
     return Finding("config", "warning", said)
 
 
@@ -239,10 +240,9 @@ def _engine(config: Config, name: str, statuses: list[EngineStatus], absent: Ver
     fresh = [status for status in workers if now_ms - status.updated_at_ms <= stale_ms]
     healthy = [status for status in fresh if status.is_healthy]
     if healthy:
-        slots = sum(status.slots for status in healthy)
-        return Finding(
-            f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, serving {config.engines[name].model}"
-        )
+        slots, engine = sum(status.slots for status in healthy), config.engines[name]
+        served = f"serving {engine.model}" + (", simulated: no model runs" if engine.is_simulated else "")
+        return Finding(f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, {served}")
     if fresh:
         return Finding(f"engines.{name}", absent, f"its {len(fresh)} workers are not healthy: see their logs")
     said = "its workers have gone silent" if workers else "no worker runs"
