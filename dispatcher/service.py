@@ -14,6 +14,7 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
 from broker.transport.tasks import end
 from dispatcher.active import Active, now_ms
+from dispatcher.plugins import ready_plugins
 from memory_coordinator.asking import Asking
 from memory_coordinator.board import Board
 from memory_coordinator.seen import SeenLog
@@ -38,6 +39,9 @@ class DispatcherService:
         clock: Unix time in milliseconds.
         seen_log: Where a term leaves the requests seen lately for the next one; None: nowhere.
         asking: Over which it is asked what it has in hand; None: nobody asks.
+
+    Raises:
+        ConfigError: A plugin of routing cannot be loaded, or is not known.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class DispatcherService:
         seen_log: SeenLog | None = None,
         asking: Asking | None = None,
     ) -> None:
+        ready_plugins(config.routing)
         self._config, self._transport, self._board, self._name = config, transport, board, name
         self._clock, self._seen_log, self._asking = clock, seen_log, asking
         self._topics = Topics(config.kafka.topic_prefix)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from schemas.addresses import check_bootstrap, check_redis_url
+from schemas.config_checks import check
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
@@ -305,28 +305,5 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise invalid(error, value=lambda: raw, kind=Config) from None
-    kafka, topics = config.kafka, config.topics
-    bounds = (
-        ("request_timeout_ms", "more than", "rebalance_timeout_ms", kafka.request_timeout_ms > kafka.rebalance_timeout_ms),
-        ("heartbeat_ms", "less than", "session_timeout_ms", kafka.heartbeat_ms < kafka.session_timeout_ms),
-    )
-    for name, relation, other, holds in bounds:
-        if not holds:
-            message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
-            raise InvalidMessage(message, f"kafka.{name}")
-    for path, check, address in (
-        ("kafka.bootstrap", check_bootstrap, kafka.bootstrap),
-        ("redis.url", check_redis_url, config.redis.url),
-    ):
-        try:
-            check(address)
-        except ValueError as error:
-            message = f"`{path}`: {error}"
-            raise InvalidMessage(message, path) from None
-    if kafka.record_bytes_max <= OVERHEAD_BYTES:
-        message = f"`kafka.record_bytes_max`: expected more than {OVERHEAD_BYTES}, what stands around a request"
-        raise InvalidMessage(message, "kafka.record_bytes_max")
-    if topics.min_insync > topics.replication:
-        message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
-        raise InvalidMessage(message, "topics.min_insync")
+    check(config)
     return config
