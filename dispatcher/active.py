@@ -147,7 +147,7 @@ class Active:
         now_ms = self._clock()
         if isinstance(question, WhereIs):
             return Answer(name, "dispatcher", self._machine.where(question.id, question.tenant, now_ms))
-        return Answer(name, "dispatcher", state=self._machine.state(now_ms))
+        return Answer(name, "dispatcher", state=self._machine.state(question.tenant, now_ms))
 
     @property
     def queued(self) -> int:

@@ -107,7 +107,7 @@ class QueueSeen(Struct, frozen=True):
 
     Attributes:
         waiting: In hand.
-        ready_ms: When it may be served next; None at any time, and where it is paused.
+        ready_ms: When the tenant's rates let it be served next; None at once, and where it is paused.
     """
 
     service_class: ServiceClass
@@ -117,18 +117,23 @@ class QueueSeen(Struct, frozen=True):
 
 
 class BreakerSeen(Struct, frozen=True, omit_defaults=True):
-    """A worker, or a whole pool, that is left alone or probed.
+    """A worker that failed over and over.
 
     Attributes:
-        state: `open` or `probing`.
-        until_ms: When it is probed next.
-        worker: None for the pool.
+        epoch: Of its start.
+        state: `open`: it is left alone; `half_open`: it is probed.
+        open_ms: How long it is left alone.
+        until_ms: When it is probed, or may be again; None where nothing is awaited.
+        probing: Probes that are out.
     """
 
     pool: str
-    state: str
-    worker: str | None = None
+    worker: str
+    epoch: int
+    state: Literal["half_open", "open"]
+    open_ms: int
     until_ms: float | None = None
+    probing: int = 0
 
 
 class DispatcherState(Struct, frozen=True, omit_defaults=True):
@@ -140,6 +145,7 @@ class DispatcherState(Struct, frozen=True, omit_defaults=True):
         tenants: Tenant -> its whole setting, of those that were set while it runs.
         pools: Pool -> likewise.
         pools_ready_ms: Pool -> when its rates let it be sent the next request, of those that must wait.
+        pools_run_ms: Pool -> its mean run of late.
         predictor: What it has learned, as its own `restore` takes it.
     """
 
@@ -151,6 +157,7 @@ class DispatcherState(Struct, frozen=True, omit_defaults=True):
     queues: list[QueueSeen] = field(default_factory=list)
     breakers: list[BreakerSeen] = field(default_factory=list)
     pools_ready_ms: dict[str, float] = field(default_factory=dict)
+    pools_run_ms: dict[str, float] = field(default_factory=dict)
     predictor: Any = None
 
 
@@ -162,7 +169,9 @@ class WhereIs(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tru
 
 
 class StateOf(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, tag_field="kind", tag="state"):
-    """How does the active dispatcher see things?"""
+    """How does the active dispatcher see things? With a tenant only what it has learned of that one's answers is told."""
+
+    tenant: Tenant | None = None
 
 
 Question = WhereIs | StateOf

