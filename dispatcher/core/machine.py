@@ -135,30 +135,38 @@ class Dispatcher:
 
     def _arrived(self, event: Arrived, now_ms: int) -> list[Effect]:
         item = event.item
-        self._lanes.came(item)
-        if event.is_cancelled:
-            return [Finish(item, "cancelled", _CANCELLED_EARLY)]
-        item.demand = self._router.demand(item)
-        error = self._router.refusal(item.demand) or self._router.final_error(item)
-        if error is not None:
-            return [Finish(item, "rejected", error)]
-        if item.envelope.hop >= self._config.dispatcher.max_hops:
-            message = f"handed back {item.envelope.hop} times: no engine kept it"
-            return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
-        model = item.demand.model
-        if item.size_bytes is not None:
-            item.input_tokens = self._predictor.input_tokens(model, item.size_bytes)
-        item.output_tokens = self._predictor.expected_output(item.tenant, model, item.max_output_tokens)
-        if item.is_new and (error := self._limits.refusal(item, now_ms)) is not None:
-            return [Finish(item, "rejected", error)]
         effects: list[Effect] = []
+        self._lanes.came(item)
+        if item.size_bytes is not None:
+            item.input_tokens = self._predictor.input_tokens(item.demand.model, item.size_bytes)
+        refused = Finish(item, "cancelled", _CANCELLED_EARLY) if event.is_cancelled else self._refusal(item, now_ms)
+        if refused is not None:
+            return [refused]
         if not self._is_decided and self._lanes.has_excess(item):
             effects = self._decide(now_ms)  # what can be dispatched makes room
         place = self._lanes.place(item, now_ms)
         if isinstance(place, Refusal):
-            return [*effects, Finish(item, "rejected", self._limits.no_lane(item, place.value))]
-        if place is not None:
-            return [*effects, Divert(item, place)]
+            effects.append(Finish(item, "rejected", self._limits.no_lane(item, place.value)))
+        elif place is not None:
+            effects.append(Divert(item, place))
+        else:
+            self._take_in(item, now_ms)
+        return effects
+
+    def _refusal(self, item: Item, now_ms: int) -> Finish | None:
+        """Learn what a request needs; end it where it cannot be served, or should not be taken in."""
+        item.demand = demand = self._router.demand(item)
+        error = self._router.refusal(demand) or self._router.final_error(item)
+        if error is not None:
+            return Finish(item, "rejected", error)
+        if item.envelope.hop >= self._config.dispatcher.max_hops:
+            message = f"handed back {item.envelope.hop} times: no engine kept it"
+            return Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))
+        item.output_tokens = self._predictor.expected_output(item.tenant, demand.model, item.max_output_tokens)
+        error = self._limits.refusal(item, now_ms) if item.is_new else None
+        return None if error is None else Finish(item, "rejected", error)
+
+    def _take_in(self, item: Item, now_ms: int) -> None:
         self._is_decided = False
         self._in_hand[item.work] = item
         self._deadlines.push(item)
@@ -168,7 +176,6 @@ class Dispatcher:
             heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
-        return effects
 
     # -- it goes ------------------------------------------------------------------------------------------------------
 

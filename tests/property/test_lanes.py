@@ -279,7 +279,7 @@ def step(world, what, how):
     elif what in {"read", "cancelled"}:
         world.read(partitions[how % len(partitions)], cancelled=what == "cancelled")
     elif what == "read_all":
-        while any([world.read(tp) for tp in partitions]):
+        while [tp for tp in partitions if world.read(tp)]:
             pass
     elif what == "lose_divert":
         world.commit_divert(how, is_lost=True)

@@ -120,7 +120,10 @@ def test_what_no_configuration_may_say_is_passed_over_and_told():
 
 def test_no_more_is_guaranteed_to_all_together_than_the_cell_has():
     cell = parse_config(
-        {"dispatcher": {"cell": {"tokens_per_s_max": 100.0}}, "tenants": {"a": {"tokens_per_s": 60.0}, "b": {"tokens_per_s": 30.0}}}
+        {
+            "dispatcher": {"cell": {"tokens_per_s_max": 100.0}},
+            "tenants": {"a": {"tokens_per_s": 60.0}, "b": {"tokens_per_s": 30.0}},
+        }
     )
     found = Settings(cell)
     assert found.add(tenant("c", tokens_per_s=10), 0) is None
