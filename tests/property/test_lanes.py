@@ -291,7 +291,7 @@ def step(world, name, dice):
     elif name in {"read", "cancelled"}:
         world.read(partitions[n % len(partitions)], cancelled=name == "cancelled")
     elif name == "read_all":
-        while any([world.read(tp) for tp in partitions]):
+        while [tp for tp in partitions if world.read(tp)]:
             pass
     elif name == "settle":
         world.settle()
