@@ -16,6 +16,7 @@ COMMANDS = {
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
     "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
     "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),
+    "simulate": ("deploy.cli.simulate:simulate", "Say what would happen: the same scheduling on modelled engines."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Install and list the engines' own environments."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),

@@ -141,7 +141,7 @@ class Engine:
         stretch = self._stretch
         if stretch is None:
             self._begin(now_ms)
-        elif self.running < self.speed.slots and not stretch.chunk and not stretch.pieces:
+        elif self.running < self.speed.slots:
             self._cut(now_ms)
 
     def set_pace(self, pace: float, now_ms: float) -> None:

@@ -99,7 +99,7 @@ class Measures:
         shifts_ms: Sequence[float] = (),
         interval_ms: float = 1_000.0,
     ) -> None:
-        self._slo, self._asks, self.from_ms, self._speeds = slo, kinds, from_ms, speeds
+        self.slo, self._asks, self.from_ms, self._speeds = slo, kinds, from_ms, speeds
         self.kinds = {ask.number: KindFigures() for ask in kinds}
         self.tenants: dict[str, TenantFigures] = defaultdict(TenantFigures)
         self.engines: Counter[str] = Counter()  # answered inside the window, by engine
@@ -111,6 +111,10 @@ class Measures:
         self._shifts = [(at_ms, [[0, 0] for _ in range(HORIZON_MS // SHIFT_BIN_MS)]) for at_ms in shifts_ms]
         self._last_ms = 0.0
         self._since: dict[str, float] = defaultdict(float)  # the last sample: work done, by tenant
+
+    def of_kinds(self) -> list[tuple[Ask, KindFigures]]:
+        """Give each kind of request with its figures."""
+        return [(ask, self.kinds[ask.number]) for ask in self._asks]
 
     def arrival(self, job: Job) -> None:
         """A request came."""
@@ -165,9 +169,9 @@ class Measures:
         """Whether an answered request met its objective."""
         if job.end_ms > job.deadline_ms:
             return False
-        if job.ask.service_class not in self._slo.classes:
+        if job.ask.service_class not in self.slo.classes:
             return True
-        return job.ttft_ms <= self._slo.ttft_ms and job.tpot_ms <= self._slo.tpot_ms
+        return job.ttft_ms <= self.slo.ttft_ms and job.tpot_ms <= self.slo.tpot_ms
 
     def sample(self, now_ms: float, queued: int, running: int) -> None:
         """Look at the run at a moment, the same interval after the last one."""
@@ -182,7 +186,7 @@ class Measures:
 
     def attainment(self) -> float:
         """Share of the requests with an objective that met it; 1 of none."""
-        measured = [self.kinds[ask.number] for ask in self._asks if ask.service_class in self._slo.classes]
+        measured = [figures for ask, figures in self.of_kinds() if ask.service_class in self.slo.classes]
         count = sum(figures.count for figures in measured)
         return sum(figures.met for figures in measured) / count if count else 1.0
 
@@ -196,6 +200,6 @@ class Measures:
         for n in range(len(bins) - 1, -1, -1):
             count += bins[n][0]
             met += bins[n][1]
-            if count and met >= self._slo.attainment * count:
+            if count and met >= self.slo.attainment * count:
                 found = n * SHIFT_BIN_MS / 1000
         return found

@@ -274,6 +274,8 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
         session_timeout_ms: A dead worker's requests go to another of its pool after so long.
         forebay: Forebay's own configuration, without engines.
         policies: Which are compared.
+        finds: What is looked for: nothing, the highest load under which each policy meets the objective, or the fewest GPUs.
+        gpus_max: With how many at most.
     """
 
     title: str
@@ -289,7 +291,9 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     session_timeout_ms: Positive = 6_000
     faults: list[Fault] = field(default_factory=list)
     forebay: dict[str, Any] = field(default_factory=dict)
-    policies: list[str] = field(default_factory=lambda: ["isolated", "pooled_fifo", "forebay"])
+    policies: Annotated[list[str], Meta(min_length=1)] = field(default_factory=lambda: ["isolated", "pooled_fifo", "forebay"])
+    finds: Literal["load", "gpus"] | None = None
+    gpus_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
 
     @property
     def workers(self) -> int:

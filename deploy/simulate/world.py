@@ -77,7 +77,7 @@ class World:
         name: The policy's.
         make: Makes the policy for this world.
         requests_max: The run takes so many requests at most.
-        report: Told how many have arrived, now and then.
+        report: Told how many have arrived and when, now and then.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class World:
         name: str,
         make: "Callable[[World], Policy]",
         requests_max: int | None = None,
-        report: Callable[[int], object] | None = None,
+        report: Callable[[int, float], object] | None = None,
     ) -> None:
         self.scenario, self.name, self.seed = scenario, name, scenario.seed
         self.config = to_config(scenario)
@@ -159,7 +159,7 @@ class World:
     def _next_arrival(self) -> Job | None:
         arrived = self.measures.arrived
         if self._report is not None and not arrived % REPORT_EVERY:
-            self._report(arrived)
+            self._report(arrived, self.now_ms)
         if self._requests_max is not None and arrived >= self._requests_max:
             return None
         return next(self._arrivals, None)

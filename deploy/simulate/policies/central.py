@@ -6,7 +6,6 @@ that comes while several workers have free slots goes to the one with the least 
 
 import heapq
 from collections import deque
-from collections.abc import Callable
 
 from deploy.simulate.job import NEVER_MS, Job
 from deploy.simulate.policies.eligible import Eligible
@@ -42,8 +41,9 @@ class Central:
         """Who goes first: the least."""
         return job.at_ms
 
-    def load(self, worker: Worker) -> float:
+    def load(self, worker: Worker, job: Job) -> float:
         """Who of those with a free slot gets a request: the least."""
+        del job
         return self._given[worker.name] / worker.spec.slots
 
     def arrived(self, job: Job) -> None:
@@ -54,7 +54,7 @@ class Central:
             return
         free = [worker for pool in group for worker in self._world.pools[pool] if self._is_free(worker)]
         if free:
-            self._send(job, min(free, key=self.load))
+            self._send(job, min(free, key=lambda worker: self.load(worker, job)))
         else:
             self._wait(job, group)
 
@@ -122,7 +122,7 @@ class Edf(Central):
 
     A request is due when its first token is; one without an objective is due last. One that can no longer be in time,
     were its prompt read alone and at once, waits behind all that can. Of the workers with a free slot the one gets it
-    that has the least work left, by the true lengths of what it has.
+    that would then have the least work left, by the true lengths of what it has and what the request takes there.
     """
 
     def __init__(self, world: World) -> None:
@@ -135,9 +135,9 @@ class Edf(Central):
         slo = self._world.scenario.slo
         return job.at_ms + slo.ttft_ms if job.ask.service_class in slo.classes else NEVER_MS
 
-    def load(self, worker: Worker) -> float:
-        """The work it has left."""
-        return self._work_ms[worker.name] / worker.spec.slots
+    def load(self, worker: Worker, job: Job) -> float:
+        """The work that it would have left."""
+        return self._work_ms[worker.name] + _work_ms(job, worker)
 
     def ended(self, job: Job, worker: Worker) -> None:
         """Its work is done."""
@@ -172,5 +172,3 @@ class Edf(Central):
 def _work_ms(job: Job, worker: Worker) -> float:
     return worker.engine.speed.full_cost_ms(job.input_tokens, job.output_tokens)
 
-
-Make = Callable[[World], Central]
