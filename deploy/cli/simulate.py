@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 import click
 import msgspec
@@ -127,7 +128,7 @@ class _Shown:
         self._duration_ms, self._requests = scenario.duration_s * 1000, requests
         self._task = self._bar.add_task("", total=1.0, count=0)
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> Self:
         if self._is_shown:
             self._bar.start()
         return self
@@ -162,4 +163,3 @@ def _table(head: str, lines: Mapping[str, str]) -> Table:
     for name, text in lines.items():
         table.add_row(name, text)
     return table
-

@@ -98,7 +98,7 @@ class _Mix:
     """The rate and the shares of the kinds, as they change."""
 
     def __init__(self, traffic: Traffic) -> None:
-        rate, shares = 1.0, [kind.share for kind in traffic.kinds]
+        rate, shares = 1.0, _of_one([kind.share for kind in traffic.kinds])
         self._steps: list[tuple[float, float, float, list[float]]] = [(0.0, 0.0, rate, shares)]
         for phase in traffic.phases:
             rate, shares = _after(phase, rate, shares)
@@ -128,7 +128,11 @@ class _Mix:
 
 
 def _after(phase: Phase, rate: float, shares: list[float]) -> tuple[float, list[float]]:
-    return (rate if phase.rate is None else phase.rate), (shares if phase.shares is None else list(phase.shares))
+    return (rate if phase.rate is None else phase.rate), (shares if phase.shares is None else _of_one(phase.shares))
+
+
+def _of_one(shares: list[float]) -> list[float]:
+    return [share / sum(shares) for share in shares]
 
 
 def _progress(since_ms: float, ramp_ms: float) -> float:

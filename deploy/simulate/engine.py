@@ -121,6 +121,11 @@ class Engine:
         """Requests that hold a slot."""
         return len(self._reading) + len(self._decoding)
 
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens of prompts that are still to be read, as of the last end of a stretch."""
+        return sum(job.prefill_left for job in self._reading) + sum(job.prefill_left for job in self._waiting)
+
     def kv_usage(self, now_ms: float) -> float:
         """Share of the cache in use at or before `next_ms`; 0 where it has no bound."""
         if not self.speed.kv_tokens:

@@ -1,8 +1,8 @@
 """What may be wrong with what is simulated.
 
-    SimulationError
-    ├── ScenarioError   the scenario: its file, the path in it, and what was expected
-    └── TraceError      a trace: its file, the line, and what was expected
+SimulationError
+├── ScenarioError   the scenario: its file, the path in it, and what was expected
+└── TraceError      a trace: its file, the line, and what was expected
 """
 
 

@@ -10,10 +10,10 @@ _LEAST, _MOST = 1e-3, 1e12  # a microsecond to decades, in milliseconds
 class Histogram:
     """Counts values above 0; smaller ones count as the least."""
 
-    __slots__ = ("_bins", "count", "most", "total")
+    __slots__ = ("bins", "count", "most", "total")
 
     def __init__(self) -> None:
-        self._bins: dict[int, int] = {}
+        self.bins: dict[int, int] = {}
         self.count = 0
         self.total = self.most = 0.0
 
@@ -21,7 +21,7 @@ class Histogram:
         """Count one."""
         value = min(max(value, _LEAST), _MOST)
         place = int(math.log(value / _LEAST) / _WIDTH)
-        bins = self._bins
+        bins = self.bins
         bins[place] = bins.get(place, 0) + 1
         self.count += 1
         self.total += value
@@ -35,8 +35,8 @@ class Histogram:
     def quantile(self, share: float) -> float:
         """Give the value below which that share of all lies; 0 of none."""
         wanted, seen = share * self.count, 0
-        for place in sorted(self._bins):
-            seen += self._bins[place]
+        for place in sorted(self.bins):
+            seen += self.bins[place]
             if seen >= wanted:
                 return min(self.most, _LEAST * math.exp((place + 0.5) * _WIDTH))
         return self.most
@@ -47,8 +47,8 @@ class Histogram:
 
     def merge(self, other: "Histogram") -> None:
         """Add another's counts."""
-        for place, count in other._bins.items():
-            self._bins[place] = self._bins.get(place, 0) + count
+        for place, count in other.bins.items():
+            self.bins[place] = self.bins.get(place, 0) + count
         self.count += other.count
         self.total += other.total
         self.most = max(self.most, other.most)

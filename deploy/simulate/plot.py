@@ -8,7 +8,7 @@ from deploy.simulate.report import merged
 from deploy.simulate.world import SAMPLE_MS, Ran
 
 SUFFIXES = (".png", ".svg")
-CURVE = tuple(n / 200 for n in range(1, 200)) + (0.999,)
+CURVE = (*tuple(n / 200 for n in range(1, 200)), 0.999)
 
 
 def check_plot(path: Path) -> None:
@@ -71,4 +71,3 @@ def _share_of(ran: Ran, tenant: str) -> float:
     total = sum(found.work_ms for found in ran.measures.tenants.values())
     known = ran.measures.tenants.get(tenant)
     return known.work_ms / total if known is not None and total else 0.0
-

@@ -63,7 +63,7 @@ def figures(ran: Ran) -> dict[str, Any]:
 
 
 def whole_report(
-    scenario: Scenario, where: str, rans: Mapping[str, Ran], found: Mapping[str, Found] | None = None, finds: str | None = None
+    scenario: Scenario, where: str, rans: Mapping[str, Ran], found: Mapping[str, Found] | None = None
 ) -> dict[str, Any]:
     """Give everything as one JSON object."""
     report: dict[str, Any] = {
@@ -82,7 +82,8 @@ def whole_report(
     }
     if found is not None:
         report["found"] = {
-            name: {finds or "at": None if one.at is None else round(one.at, 4), "beyond": one.beyond} for name, one in found.items()
+            name: {str(scenario.finds): None if one.at is None else round(one.at, 4), "beyond": one.beyond}
+            for name, one in found.items()
         }
     return report
 
@@ -100,35 +101,38 @@ def merged(ran: Ran, name: str) -> Histogram:
 def print_runs(console: Console, scenario: Scenario, rans: Mapping[str, Ran], found: Mapping[str, Found] | None = None) -> None:
     """Print a line for each policy, and the tenants' shares where there are several."""
     slo = scenario.slo
-    console.print(
-        f"{scenario.title}\n{slo.attainment:.0%} of {' and '.join(slo.classes)} requests are to have their first token within "
-        f"{slo.ttft_ms / 1000:g} s and {slo.tpot_ms:g} ms per token",
-        highlight=False,
-    )
-    recovers = any(ran.measures.recovery_s() for ran in rans.values())
-    heads = ["useful", "attained", "TTFT ms", "TPOT ms", "latency s", "queue", "unserved"]
+    console.print(scenario.title, highlight=False)
+    if slo.classes:
+        bounds = f"first token within {slo.ttft_ms / 1000:g} s, {slo.tpot_ms:g} ms per token"
+        console.print(f"objective: {slo.attainment:.0%} of {' and '.join(slo.classes)} requests: {bounds}", highlight=False)
+    columns = {name: _cells(ran) for name, ran in rans.items()}
     if found is not None:
-        heads.insert(0, "load" if scenario.finds == "load" else "GPUs")
-    table = Table(box=None, caption="p50 / p99; queue: the longest", caption_justify="left")
+        head = "load" if scenario.finds == "load" else "GPUs"
+        columns = {name: {head: _at(found[name], scenario.finds), **cells} for name, cells in columns.items()}
+    table = Table(box=None, padding=(0, 2, 0, 0), caption="p50/p99; queue: the longest", caption_justify="left")
     table.add_column("policy", no_wrap=True)
-    for head in [*heads, "recovered"] if recovers else heads:
+    for head in next(iter(columns.values()), {}):
         table.add_column(head, justify="right", no_wrap=True)
-    for name, ran in rans.items():
-        cells = _cells(ran)
-        if found is not None:
-            cells.insert(0, _at(found[name], scenario.finds))
-        if recovers:
-            cells.append(", ".join("never" if s is None else f"{s:g} s" for s in ran.measures.recovery_s()))
-        table.add_row(name if ran.is_whole else f"{name} (stopped)", *cells)
+    for name, cells in columns.items():
+        table.add_row(name if rans[name].is_whole else f"{name} (stopped)", *cells.values())
     console.print(table)
+    if unserved := {name: _unserved(ran) for name, ran in rans.items() if _unserved(ran)}:
+        told = "; ".join(
+            f"{name}: {', '.join(f'{n} {status}' for status, n in ended.items())}" for name, ended in unserved.items()
+        )
+        console.print(f"not answered: {told}", highlight=False)
     tenants = sorted({name for ran in rans.values() for name in ran.measures.tenants})
     if len(tenants) > 1:
-        shares = Table("share of the work", *tenants, box=None)
+        shares = Table("share of the work", *tenants, box=None, padding=(0, 2, 0, 0))
         for name, ran in rans.items():
             total = sum(tenant.work_ms for tenant in ran.measures.tenants.values())
             known = ran.measures.tenants
             shares.add_row(name, *(f"{_share(known[one].work_ms, total):.1%}" if one in known else "-" for one in tenants))
         console.print(shares)
+
+
+def _unserved(ran: Ran) -> dict[str, int]:
+    return {status: count for status, count in sorted(ran.measures.statuses.items()) if status != "completed"}
 
 
 def _at(found: Found, finds: str | None) -> str:
@@ -137,19 +141,20 @@ def _at(found: Found, finds: str | None) -> str:
     return f"{found.at:.3g}x" if finds == "load" else f"{found.at:.0f}"
 
 
-def _cells(ran: Ran) -> list[str]:
+def _cells(ran: Ran) -> dict[str, str]:
     told = figures(ran)
-    missing = sum(count for status, count in told["ended"].items() if status != "completed")
     ttft, tpot, latency = told["ttft_ms"], told["tpot_ms"], told["latency_ms"]
-    return [
-        f"{told['utilisation']:.1%}",
-        f"{told['attainment']:.2%}",
-        f"{ttft['p50']:.0f} / {ttft['p99']:.0f}",
-        f"{tpot['p50']:.0f} / {tpot['p99']:.0f}",
-        f"{latency['p50'] / 1000:.1f} / {latency['p99'] / 1000:.1f}",
-        str(told["queue_max"]),
-        str(missing),
-    ]
+    cells = {
+        "useful": f"{told['utilisation']:.1%}",
+        "attained": f"{told['attainment']:.2%}",
+        "TTFT s": f"{ttft['p50'] / 1000:.2f}/{ttft['p99'] / 1000:.2f}",
+        "TPOT ms": f"{tpot['p50']:.0f}/{tpot['p99']:.0f}",
+        "latency s": f"{latency['p50'] / 1000:.1f}/{latency['p99'] / 1000:.1f}",
+        "queue": str(told["queue_max"]),
+    }
+    if told["recovery_s"]:
+        cells["recovered"] = ", ".join("never" if s is None else f"{s:g} s" for s in told["recovery_s"])
+    return cells
 
 
 def _quantiles(histogram: Histogram) -> dict[str, float]:

@@ -281,7 +281,7 @@ class Scenario(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     engines: Annotated[dict[PoolName, SimulatedEngine], Meta(min_length=1)]
     traffic: Annotated[list[Traffic], Meta(min_length=1)]
-    duration_s: Seconds = 600.0
+    duration_s: Annotated[float, Meta(gt=0, le=1e7)] = 600.0
     warmup_s: FromStart = 30.0
     scale: Rate = 1.0
     seed: int = 1
@@ -397,9 +397,8 @@ def _faults_of(scenario: Scenario) -> list[tuple[str, str]]:
 def _faults_of_traffic(path: str, traffic: Traffic, scenario: Scenario) -> list[tuple[str, str]]:
     found = []
     if traffic.trace_name is None:
-        for name in ("input_tokens", "output_tokens"):
-            if getattr(traffic, name) is None:
-                found.append((f"{path}.{name}", "required where no trace gives the lengths"))
+        missing = [name for name in ("input_tokens", "output_tokens") if getattr(traffic, name) is None]
+        found += [(f"{path}.{name}", "required where no trace gives the lengths") for name in missing]
     if not any(kind.share for kind in traffic.kinds):
         found.append((f"{path}.kinds", "expected one share above 0 at least"))
     for n, kind in enumerate(traffic.kinds):

@@ -7,7 +7,7 @@ Mooncake's (one JSON object a line with timestamp in milliseconds, input_length,
 import csv
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -65,7 +65,7 @@ def read_trace(path: Path) -> Trace:
         with path.open(encoding="utf-8-sig", newline="") as file:
             first = file.readline(LINE_CHARS_MAX)
             file.seek(0)
-            rows = _mooncake(path, file) if first.lstrip().startswith("{") else _azure(path, csv.reader(file))
+            rows = _mooncake(path, file) if first.lstrip().startswith("{") else _azure(path, file)
             _collect(path, trace, rows)
     except FileNotFoundError:
         message = f"{path}: no such trace: give a file, or one of {', '.join(SHIPPED)}"
@@ -94,7 +94,8 @@ def _collect(path: Path, trace: Trace, rows: Iterator[_Row]) -> None:
         trace.output_tokens.append(output_tokens)
 
 
-def _azure(path: Path, reader: "csv._reader") -> Iterator[_Row]:
+def _azure(path: Path, file: Iterable[str]) -> Iterator[_Row]:
+    reader = csv.reader(file)
     header = [name.strip() for name in next(reader, [])]
     if missing := [name for name in AZURE if name not in header]:
         message = f"{path}:1: expected the columns {', '.join(AZURE)} or lines of JSON: {missing[0]} is missing"

@@ -41,9 +41,8 @@ class Central:
         """Who goes first: the least."""
         return job.at_ms
 
-    def load(self, worker: Worker, job: Job) -> float:
+    def load(self, worker: Worker, job: Job) -> float:  # noqa: ARG002 - others look at it
         """Who of those with a free slot gets a request: the least."""
-        del job
         return self._given[worker.name] / worker.spec.slots
 
     def arrived(self, job: Job) -> None:
@@ -58,9 +57,8 @@ class Central:
         else:
             self._wait(job, group)
 
-    def ended(self, job: Job, worker: Worker) -> None:
+    def ended(self, job: Job, worker: Worker) -> None:  # noqa: ARG002 - the policy's signature
         """A slot fell free: whoever is first of those that the worker may serve gets it."""
-        del job
         self._given[worker.name] -= 1
         self._fill(worker)
 
@@ -122,13 +120,14 @@ class Edf(Central):
 
     A request is due when its first token is; one without an objective is due last. One that can no longer be in time,
     were its prompt read alone and at once, waits behind all that can. Of the workers with a free slot the one gets it
-    that would then have the least work left, by the true lengths of what it has and what the request takes there.
+    that would leave most of both objectives: the time to its first token behind the prompts that are to be read there,
+    and the time of a step with one more in the batch, each as a share of what is allowed.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._work_ms = dict.fromkeys(world.workers, 0.0)
         self._late: dict[_Group, deque[Job]] = {}
+        self._unread = dict.fromkeys(world.workers, 0)  # tokens on their way
 
     def rank(self, job: Job) -> float:
         """When its first token is due."""
@@ -136,22 +135,21 @@ class Edf(Central):
         return job.at_ms + slo.ttft_ms if job.ask.service_class in slo.classes else NEVER_MS
 
     def load(self, worker: Worker, job: Job) -> float:
-        """The work that it would have left."""
-        return self._work_ms[worker.name] + _work_ms(job, worker)
-
-    def ended(self, job: Job, worker: Worker) -> None:
-        """Its work is done."""
-        self._work_ms[worker.name] -= _work_ms(job, worker)
-        super().ended(job, worker)
-
-    def restarted(self, worker: Worker) -> None:
-        """It has nothing left of what it had."""
-        self._work_ms[worker.name] = sum(_work_ms(job, worker) for job in worker.held.values())
-        super().restarted(worker)
+        """The greater share of what the objective allows that it would take there."""
+        engine, slo = worker.engine, self._world.scenario.slo
+        speed, batch = engine.speed, self._given[worker.name] + 1
+        step_ms = speed.decode_ms(batch, engine.kv_usage(self._world.now_ms))
+        tokens = engine.unread_tokens + self._unread[worker.name] + job.input_tokens
+        first_ms = speed.prefill_ms(tokens) + tokens / speed.prefill_chunk * step_ms
+        return engine.pace * max(first_ms / max(slo.ttft_ms, 1.0), step_ms / max(slo.tpot_ms, 1.0))
 
     def _send(self, job: Job, worker: Worker) -> None:
-        self._work_ms[worker.name] += _work_ms(job, worker)
+        self._unread[worker.name] += job.input_tokens
+        self._world.at(self._world.now_ms + self._world.scenario.hop_ms, self._there, job, worker)
         super()._send(job, worker)
+
+    def _there(self, job: Job, worker: Worker) -> None:
+        self._unread[worker.name] -= job.input_tokens
 
     def _fill(self, worker: Worker) -> None:
         now_ms = self._world.now_ms + self._world.scenario.hop_ms
@@ -167,8 +165,3 @@ class Edf(Central):
             while late and worker.pool in group and self._is_free(worker):
                 self.queued -= 1
                 self._send(late.popleft(), worker)
-
-
-def _work_ms(job: Job, worker: Worker) -> float:
-    return worker.engine.speed.full_cost_ms(job.input_tokens, job.output_tokens)
-

@@ -6,6 +6,7 @@ retries once the group has been empty for `failover_timeout_ms`.
 """
 
 from collections import deque
+from functools import partial
 
 from broker.transport.protocol import TopicPartition
 from deploy.simulate.job import Job
@@ -13,7 +14,7 @@ from deploy.simulate.worker import EPOCH_MS, Worker
 from deploy.simulate.world import World
 from dispatcher.core import Arrived, Dispatcher, Divert, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
 from dispatcher.core.item import NEVER_MS, Demand, Work
-from schemas.messages import Envelope, EngineStatus, ServiceClass
+from schemas.messages import EngineStatus, Envelope, ServiceClass
 from schemas.topics import Topics
 
 TICK_MS = 50.0  # as the active dispatcher's
@@ -125,7 +126,7 @@ class Forebay:
             work = effect.item.work
             if isinstance(effect, Forward):
                 partition = self._world.partitions[effect.pool][effect.partition]
-                self._world.send(self._jobs[work], partition, lambda _, offset, work=work: self._durable(work, offset))
+                self._world.send(self._jobs[work], partition, partial(self._durable, work))
             elif isinstance(effect, Finish):
                 self._world.finish(self._jobs[work], effect.status)
                 self._left(work)
@@ -133,7 +134,7 @@ class Forebay:
                 message = "lanes are not simulated"
                 raise TypeError(message)
 
-    def _durable(self, work: Work, offset: int) -> None:
+    def _durable(self, work: Work, _job: Job, offset: int) -> None:
         self._core.handle(Sent(work, offset), self._now_ms)
         self._left(work)
 
@@ -170,4 +171,3 @@ def _item(job: Job, work: Work) -> Item:
         headers=(),
         slo_ms=ask.slo_ms,
     )
-

@@ -106,7 +106,7 @@ class FreshJsq(Push):
         self._given[worker.name] += 1
         super().sending(job, worker)
 
-    def ended(self, job: Job, worker: Worker) -> None:
+    def ended(self, job: Job, worker: Worker) -> None:  # noqa: ARG002 - the policy's signature
         """Count it at once."""
         self._given[worker.name] -= 1
 
