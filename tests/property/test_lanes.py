@@ -192,7 +192,7 @@ class World:
             self.order[owner, source] = number
 
     def check(self):
-        counted = {owner: 0 for owner in OWNERS}
+        counted = dict.fromkeys(OWNERS, 0)
         homes = [owner for owners in self.lanes.owners().values() for owner in owners]
         assert len(homes) == len(set(homes)), "an owner has two lanes"
         for tp, log in self.lane_logs.items():
