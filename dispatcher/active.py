@@ -44,6 +44,7 @@ from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
 from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, Placement, ServiceClass
+from schemas.questions import Answer, Question, WhereIs
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.dispatcher")
@@ -136,6 +137,18 @@ class Active:
         self._machine.handle(StatusSeen(status), self._clock())
         if self._machine.queued:
             self._hop.pump()
+
+    def answer(self, question: Question, name: str) -> Answer:
+        """Answer a question that was asked of this process.
+
+        Args:
+            question: What is asked.
+            name: The process's.
+        """
+        now_ms = self._clock()
+        if isinstance(question, WhereIs):
+            return Answer(name, "dispatcher", self._machine.where(question.id, question.tenant, now_ms))
+        return Answer(name, "dispatcher", state=self._machine.state(question.tenant, now_ms))
 
     @property
     def queued(self) -> int:

@@ -41,9 +41,12 @@ from dispatcher.core.routing import Choice, Router
 from dispatcher.core.running import Charge, Done, Running
 from dispatcher.core.shaping import PoolRates, Shaper
 from dispatcher.core.turns import BlockKey
+from dispatcher.core.view import look
+from dispatcher.core.whereabouts import Whereabouts
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import EngineStatus, ErrorInfo
+from schemas.questions import DispatcherState, Where
 from schemas.topics import Topics
 
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
@@ -71,6 +74,7 @@ class Dispatcher:
         self._router = Router(config, self._fleet, self._predictor, self._rates)
         self._lanes = Lanes(config.dispatcher.lanes, config.dispatcher.hop, Topics(config.kafka.topic_prefix).lanes)
         self._limits = Limits(config.dispatcher.admission, self._tenants, self._queue, self._lanes, self._router)
+        self._whereabouts = Whereabouts(self._tenants, self._queue, self._shaper, self._router, self._rates)
         self._running = Running()
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
@@ -110,6 +114,22 @@ class Dispatcher:
         elif isinstance(event, LaneRead):
             self._lanes.read(event.partition, event.position)
         return []
+
+    def where(self, request_id: str, tenant: str | None, now_ms: int) -> list[Where]:
+        """Say where the requests of an id are that are in hand, and why they wait.
+
+        Args:
+            request_id: The id.
+            tenant: Whose; None for anybody's.
+            now_ms: Unix time.
+        """
+        delayed_ms = {item.work: at_ms for at_ms, _, item in self._delayed if not item.dropped}
+        return self._whereabouts.find(self._in_hand.values(), delayed_ms, request_id, tenant, now_ms)
+
+    def state(self, tenant: str | None, now_ms: int) -> DispatcherState:
+        """Give all that routing goes by; of what was learned of answers only one tenant's, where it is given."""
+        held = self._tenants, self._pools, self._router, self._predictor, self._shaper, self._rates, self._in_hand.values()
+        return look(self._config, *held, tenant, now_ms)
 
     # -- a request comes ----------------------------------------------------------------------------------------------
 

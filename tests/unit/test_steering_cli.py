@@ -40,7 +40,7 @@ def cluster(monkeypatch):
 
 
 @pytest.fixture
-def invoke(cluster, tmp_path):
+def invoke(cluster, tmp_path):  # noqa: ARG001 - it must be there
     path = tmp_path / "forebay.toml"
     path.write_text(TABLES)
 
@@ -133,7 +133,7 @@ def test_wrong_usage_sends_nothing(invoke, cluster, group, arguments, said):
         (
             tenants,
             ["set", "research", "--tokens-per-s", "90"],
-            "`tokens_per_s`: expected at most `tokens_per_s_max` (80), got 90",
+            "`tokens_per_s`: expected at most its `tokens_per_s_max` (80), got 90",
         ),
         (tenants, ["set", "no spaces", "--pause"], "`tenant`: "),
         (tenants, ["set", "a", "--weight", "2000000"], "`weight`: "),
