@@ -220,7 +220,10 @@ def test_what_nobody_serves_now_moves_out_of_the_way_of_those_that_are_served():
         stack.worker()
         stack.dispatcher()
         for n in range(3):
-            await produce(stack, [b'{"id":"stuck-%d","tenant":"a","model":"later","fallback":"none","prompt":"a","max_output_tokens":1}' % n])
+            await produce(
+                stack,
+                [b'{"id":"stuck-%d","tenant":"a","model":"later","fallback":"none","prompt":"a","max_output_tokens":1}' % n],
+            )
         for n in range(12):
             await produce(stack, requests("b", 40, first=40 * n))
             await asyncio.sleep(0.5)
