@@ -110,7 +110,9 @@ class _Source:
 
 
 class Lanes:
-    """Decides what is held in memory and what waits in which lane. There are no lanes before they were `seen`.
+    """Decides what is held in memory and what waits in which lane.
+
+    There are no lanes before they were `seen`, and while there are none everything is held.
 
     Args:
         config: An owner's bounds.
@@ -202,7 +204,7 @@ class Lanes:
             if self.has_excess(item):
                 lane, mine = self._lane_of(owner), self._mine.get(owner)
                 is_over = mine is not None and self._is_full(mine, 1, len(item.value))
-                if lane is None and is_over and owner[0] == "interactive" and not _is_retry(item):
+                if lane is None and self._lanes and is_over and owner[0] == "interactive" and not _is_retry(item):
                     return Refusal.NO_LANE
                 lane = self._shortest(owner) if lane is None else lane
                 if lane is not None:

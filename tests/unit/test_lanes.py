@@ -152,7 +152,7 @@ def test_interactive_leaves_one_lane_and_is_then_refused_but_for_what_was_accept
     assert world.places(OTHER, 3, RETRIES) == [None, None, 0], "a retry shares instead"
     world.fill(A)
     assert world.come(A)[1] == 1
-    assert World(lanes=0).places(A, 9) == [None] * 9, "batch waits where it is"
+    assert World(lanes=0).places(A, 9) == World(lanes=0).places(ASKS, 9) == [None] * 9, "where there are no lanes"
 
 
 def test_who_has_nothing_left_in_a_lane_that_is_shared_may_get_one_of_its_own():
