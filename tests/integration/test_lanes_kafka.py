@@ -37,10 +37,6 @@ def cell(kafka, tmp_path):
         yield made
 
 
-def wait_for(cell, probe, what):
-    ready.until(probe, UP_S, what)
-
-
 def answers(cell):
     return [one["request_id"] for one in cell.results()]
 
@@ -57,7 +53,7 @@ def test_a_backlog_of_one_tenant_stands_in_front_of_nobody_and_outlives_its_disp
     cell.produce([request(victims[0], tenant="v", max_output_tokens=1)])
     cell.worker("w")
     cell.dispatcher("d0")
-    wait_for(cell, lambda: victims[0] in answers(cell), "the first victim's answer")
+    ready.until(lambda: victims[0] in answers(cell), UP_S, "the first victim's answer")
     assert len(answers(cell)) < MANY // 2, "the others did not wait"
     assert lanes_known(cell, "d0") == 0
     for n in (1, 2):
@@ -65,7 +61,7 @@ def test_a_backlog_of_one_tenant_stands_in_front_of_nobody_and_outlives_its_disp
         cell.produce([request(victims[n], tenant="v", max_output_tokens=1)])
         before = len(answers(cell))
         cell.dispatcher(f"d{n}")
-        wait_for(cell, lambda n=n: victims[n] in answers(cell), f"the answer of victim {n}")
+        ready.until(lambda n=n: victims[n] in answers(cell), UP_S, f"the answer of victim {n}")
         assert lanes_known(cell, f"d{n}") == 1, "whose the lane is was read back"
         assert len(answers(cell)) < max(MANY * 3 // 4, before + 600)
     cell.answered(MANY + len(victims), ANSWER_S)
