@@ -176,12 +176,10 @@ class Shaper:
         if known.paused:
             return Band.WAITING, math.inf
         ready_ms = known.ceilings.ready_ms(now_ms)
+        assured_ms = known.assured.ready_ms(now_ms) if known.assured else math.inf
         if ready_ms > now_ms:
             return Band.WAITING, ready_ms
-        if not known.assured:
-            return Band.BORROWING, math.inf
-        ready_ms = known.assured.ready_ms(now_ms)
-        return (Band.BORROWING, ready_ms) if ready_ms > now_ms else (Band.GUARANTEED, math.inf)
+        return (Band.BORROWING, assured_ms) if assured_ms > now_ms else (Band.GUARANTEED, math.inf)
 
     def lends(self, now_ms: float) -> bool:
         """Whether the cell has something left to be borrowed."""
