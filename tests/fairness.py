@@ -68,10 +68,11 @@ class Gaps:
         weights: Name -> weight.
         bound: Of two names, how far the difference may move over any stretch of time.
         what: The promise.
+        strict: Whether more than the bound is broken.
     """
 
-    def __init__(self, weights, bound, what):
-        self._weights, self._bound, self._what = weights, bound, what
+    def __init__(self, weights, bound, what, *, strict=True):
+        self._weights, self._bound, self._what, self._strict = weights, bound, what, strict
         self._ranges = {}
         self.used = 0.0
 
@@ -92,7 +93,8 @@ class Gaps:
             if name in pair:
                 moved.move(work / self._weights[name] * (1 if pair[0] == name else -1))
                 wide = max(moved.rise, moved.fall)
-                self.used = max(self.used, hold(f"{self._what} of {pair}", wide, self._bound(*pair)))
+                bound = self._bound(*pair)
+                self.used = max(self.used, hold(f"{self._what} of {pair}", wide, bound) if self._strict else wide / bound)
 
 
 def tenants_of(dice, most=5):
@@ -110,11 +112,12 @@ def cost_of(dice, largest):
 def share_among_tenants(dice, steps, policy=None):
     """Random arrivals, weights, demands and capacity: the bound of start-time fair queueing between any two that wait.
 
-    `policy` puts another queue in the place of ours.
+    `policy` puts another queue in the place of ours, which is measured and held against nothing.
     """
     weights, largest = tenants_of(dice)
+    other = {name: dice.choice((0.0, 0.5, 1.0)) for name in weights}  # of its requests, the share of the other demand
     q = policy(weights) if policy else queue(weights)[0]
-    gaps = Gaps(weights, lambda i, j: largest[i] / weights[i] + largest[j] / weights[j], "the gap")
+    gaps = Gaps(weights, lambda i, j: largest[i] / weights[i] + largest[j] / weights[j], "the gap", strict=policy is None)
     waiting = dict.fromkeys(weights, 0)
     busy = dice.choice((0.3, 1.0, 2.0))
     n, credit = 0, 0.0
@@ -123,7 +126,7 @@ def share_among_tenants(dice, steps, policy=None):
             for _ in range(dice.choice((0, 0, 0, 1, 2, 10)) if dice.random() < busy / 2 else 0):
                 if waiting[name] < 100:
                     n += 1
-                    q.push(item(n, name, demand=dice.choice((ANY, OTHER))))
+                    q.push(item(n, name, demand=OTHER if dice.random() < other[name] else ANY))
                     waiting[name] += 1
                     if waiting[name] == 1:
                         gaps.waits(name, [other for other in weights if waiting[other]])
@@ -312,9 +315,8 @@ class Guarantees:
         self.under = {name: self.fluid(one, self.TOKENS, f"{name} to its ceiling") for name, one in self.ceiling.items() if one}
         saved = self.BURST_S * needed + self.TOKENS * (len(names) + 1)  # guarantees are met where nothing is lent
         if cell.tokens_per_s_max:
-            self.under["the cell"] = self.fluid(
-                cell.tokens_per_s_max, saved + cell.tokens_per_s_max * (cell.burst_s - self.BURST_S), "all to the cell's bound"
-            )
+            burst = cell.tokens_per_s_max * cell.burst_s
+            self.under["the cell"] = Fluid(cell.tokens_per_s_max, burst + saved, "all to the cell's bound")
         self.got = {}  # of those that wait
         self.n, self.now, self.credit_ms = 0, float(dice.randrange(10**12)), 0.0
 

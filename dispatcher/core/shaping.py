@@ -110,7 +110,9 @@ class _Rates:
 
     def ready_ms(self, now_ms: float) -> float:
         """When all are above zero; now where none is set."""
-        return max((bucket.ready_ms(now_ms) for bucket in self.buckets if bucket is not None), default=now_ms)
+        of_requests, of_tokens = self.buckets
+        ready_ms = now_ms if of_requests is None else of_requests.ready_ms(now_ms)
+        return ready_ms if of_tokens is None else max(ready_ms, of_tokens.ready_ms(now_ms))
 
     def charge(self, requests: float, tokens: float, now_ms: float) -> None:
         of_requests, of_tokens = self.buckets

@@ -1,4 +1,4 @@
-"""Bugs to be planted in the fair queue and the buckets, each one that somebody might really write; the drives have to find them."""
+"""Bugs to be planted in the fair queue and the buckets, each one that somebody might really write; the drives find them."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""The fair queue: no loss, order inside a tenant, and who goes before whom when something is blocked, dropped or waits for its time."""
+"""The fair queue: no loss, order inside a tenant, and who goes first when something is blocked, dropped or before its time."""
 
 import math
 
