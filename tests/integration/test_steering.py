@@ -1,4 +1,4 @@
-"""Steering a running stack by the command line: a tenant and an engine are paused and resumed, and requests tell why they wait."""
+"""Steering a running stack by the command line: what is paused waits and says why, and goes on once it is resumed."""
 
 import json
 import os
