@@ -19,6 +19,7 @@ COMMANDS = {
     "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
     "tenants": ("deploy.cli.tenants:tenants", "Shares, rates and pauses of tenants, while it runs."),
     "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),
+    "simulate": ("deploy.cli.simulate:simulate", "Say what would happen: the same scheduling on modelled engines."),
     "topics": ("deploy.cli.topics:topics", "Make the topics and mend their settings."),
     "engines": ("deploy.cli.engines:engines", "Engines' environments, and their rates and pauses while it runs."),
     "dispatch": ("deploy.cli.dispatch:dispatch", "Run a dispatcher."),

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import backlog_row
 import chaos_row
 import prediction_row
+import simulate_rows
 from hop_rows import latency, throughput
 from install_row import import_seconds, install
 from rich.console import Console
@@ -148,6 +149,10 @@ def main() -> None:
         1: lambda: throughput_row(1, "exactly_once", given.rounds),
         2: lambda: throughput_row(2, "at_least_once", given.rounds),
         3: lambda: latency_row(given.rounds),
+        5: lambda: simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
+        6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
+        8: lambda: simulate_rows.guarantee(line, spread, given.rounds),
+        9: lambda: simulate_rows.staleness(line, spread, given.rounds),
         10: lambda: prediction_rows(given.rounds),
         14: chaos_rows,
         16: backlog_rows,

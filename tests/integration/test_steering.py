@@ -1,4 +1,4 @@
-"""Steering a running stack by the command line: what is paused waits and says why, and goes on once it is resumed."""
+"""Steering a running stack: a tenant and an engine are paused and resumed, and requests tell why they wait."""
 
 import json
 import os
