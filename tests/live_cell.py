@@ -4,14 +4,17 @@ Everything is reckoned from raw records: when a request was handed to an engine 
 ended that of its result.
 """
 
+import asyncio
+import contextlib
 import json
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from cells import Cell
-from raw import COMMITTED, request
+from raw import COMMITTED, Watch, request
 
 from deploy.local import ready
 from deploy.local.services import Services
@@ -80,6 +83,18 @@ class LiveCell(Cell):
         ready.until(lambda: all(self.is_serving(engine) for engine in self.config.engines), UP_S, "all engines")
         ready.until(lambda: "taken_over" in self.log_of("dispatcher"), UP_S, "the dispatcher")
 
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Watch]:
+        """Note the ids of results as they come, at little cost: to read them all again and again would slow the others down."""
+        watch, is_over = Watch(self.bootstrap, self.topics.results), threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(_watch(watch, is_over)), daemon=True)
+        thread.start()
+        try:
+            yield watch
+        finally:
+            is_over.set()
+            thread.join()
+
     def is_serving(self, engine: str) -> bool:
         """Whether an engine's worker has told that it owns its partitions."""
         status = self.status(engine)
@@ -95,9 +110,10 @@ class LiveCell(Cell):
 
     def runs(self) -> list[Run]:
         """All requests that have a result of an engine, by the end of their runs."""
+        results = self.read(self.topics.results, COMMITTED)  # first: whatever has a result was sent before
         sent = {(engine, ident): at_ms for engine in self.config.engines for ident, at_ms in self.sent(engine)}
         found = []
-        for record in self.read(self.topics.results, COMMITTED):
+        for record in results:
             result = json.loads(record.value)
             pool, timing = result.get("engine"), result.get("timing", {})
             if pool is None or "latency_ms" not in timing:
@@ -113,15 +129,10 @@ class LiveCell(Cell):
         Raises:
             NotReady: None came in time.
         """
-        self.produce([request(ident, **fields)], topic)
-        found: list[dict[str, Any]] = []
-
-        def is_answered() -> bool:
-            found[:] = [one for one in self.results() if one["request_id"] == ident]
-            return bool(found)
-
-        ready.until(is_answered, limit_s, f"the request {ident}")
-        return found[0]
+        with self.watching() as watch:
+            self.produce([request(ident, **fields)], topic)
+            ready.until(lambda: ident in watch.seen, limit_s, f"the request {ident}")
+        return next(one for one in self.results() if one["request_id"] == ident)
 
     def length(self, topic: str) -> int:
         """About how many records were ever written to a topic."""
@@ -135,6 +146,13 @@ class LiveCell(Cell):
             return sum((await consumer.end_offsets(tps)).values())
         finally:
             await consumer.stop()
+
+
+async def _watch(watch: Watch, is_over: threading.Event) -> None:
+    watching = asyncio.ensure_future(watch.run())
+    await asyncio.to_thread(is_over.wait)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
 
 
 def share(runs: Iterable[Run], tenant: str, from_ms: float, to_ms: float) -> float:
