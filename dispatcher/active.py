@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import structs
+
 from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
@@ -13,9 +15,26 @@ from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from broker.transport.settings import Settings
 from broker.transport.tasks import CLEAN_UP_S, end
-from dispatcher.core import Arrived, Cancelled, Dispatcher, Divert, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core import (
+    Arrived,
+    Cancelled,
+    Dispatcher,
+    Dropped,
+    Effect,
+    Finish,
+    Forward,
+    Item,
+    LaneRead,
+    LaneSeen,
+    Sent,
+    StatusSeen,
+    Steered,
+    Tick,
+)
 from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.lane_watch import LaneWatch
 from dispatcher.repeats import Repeats
 from dispatcher.rescue import Rescue
 from dispatcher.trim import Trim
@@ -24,7 +43,8 @@ from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
-from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, ServiceClass
+from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, Placement, ServiceClass
+from schemas.questions import Answer, Question, WhereIs
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.dispatcher")
@@ -33,7 +53,6 @@ TICK_S = 0.05
 REFRESH_S = 30.0
 LOOKUP_S = 5.0
 REPLY_TOPICS_MAX = 10_000
-_CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled before it was queued")
 
 
 def now_ms() -> int:
@@ -66,9 +85,13 @@ class Active:
         self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._control = ControlLog(transport, self._topics)
+        self._settings = Settings(config)
+        self._steered = self._settings.version
+        self._control = ControlLog(transport, self._topics, settings=self._settings)
         self._repeats = Repeats(config.dispatcher, seen_log, clock, self._control.cancels)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
+        self._lanes_topic = self._topics.lanes
+        self._lanes = LaneWatch(transport, self._hop, self._lanes_topic, self._lane_told)
         self._classes: dict[str, ServiceClass] = {
             self._topics.requests("interactive"): "interactive",
             self._topics.requests("batch"): "batch",
@@ -90,12 +113,13 @@ class Active:
         background: list[asyncio.Task[None]] = []
         try:
             await self._control.replay()
+            self._steer()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
             rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
-            trim = Trim(self._config, self._transport, self._admin, self._clock)
-            kept = self._control.run(self._cancelled), self._repeats.write_behind()
-            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run()
+            trim = Trim(self._config, self._transport, self._admin, self._clock, self._control)
+            kept = self._control.run(self._controlled), self._repeats.write_behind()
+            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run(), self._lanes.run()
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:
@@ -114,6 +138,18 @@ class Active:
         if self._machine.queued:
             self._hop.pump()
 
+    def answer(self, question: Question, name: str) -> Answer:
+        """Answer a question that was asked of this process.
+
+        Args:
+            question: What is asked.
+            name: The process's.
+        """
+        now_ms = self._clock()
+        if isinstance(question, WhereIs):
+            return Answer(name, "dispatcher", self._machine.where(question.id, question.tenant, now_ms))
+        return Answer(name, "dispatcher", state=self._machine.state(question.tenant, now_ms))
+
     @property
     def queued(self) -> int:
         """Requests in hand that wait for an engine."""
@@ -125,6 +161,12 @@ class Active:
         """Everything the hop's own bounds allow."""
         return self._config.dispatcher.hop.in_flight_max
 
+    def takes(self, partition: TopicPartition) -> bool:
+        """Whatever comes, once it is known what lies in the lanes; of a lane as much as its owner may hold."""
+        if partition.topic == self._lanes_topic:
+            return self._machine.takes(partition.partition)
+        return self._lanes.is_open
+
     def claim(self, record: Record, inherited: Inherited) -> None:
         """Begin at once: what a dispatcher has in hand leaves no trace."""
 
@@ -132,7 +174,8 @@ class Active:
         """No notes are written here."""
 
     def moved(self) -> None:
-        """Nobody needs to hear of it."""
+        """A partition was taken over."""
+        self._lanes.moved()
 
     def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
@@ -164,38 +207,52 @@ class Active:
 
     def _admit(self, item: Item) -> None:
         """Take a request in, unless it was cancelled or another record's result answers it."""
-        now_ms = self._clock()
-        if self._is_cancelled(item):
-            self._finish(Finish(item, "cancelled", _CANCELLED))
-        elif self._repeats.is_repeat(item, now_ms):
+        now_ms, is_cancelled = self._clock(), self._is_cancelled(item)
+        if not is_cancelled and self._repeats.is_repeat(item, now_ms):
             self._hop.finish(item.work, [])
-        elif effects := self._machine.handle(Arrived(item), now_ms):
-            self._do(effects)  # refused: it may come again
-        else:
-            self._repeats.remember(item, now_ms)
+            return
+        effects = self._machine.handle(Arrived(item, is_cancelled), now_ms)
+        if not any(effect.item is item and isinstance(effect, Finish) for effect in effects):
+            self._repeats.remember(item, now_ms)  # what was refused may come again
+        self._do(effects)
 
     def _is_cancelled(self, item: Item) -> bool:
         return self._control.cancels.covers(item.envelope, item.headers)
 
-    def _cancelled(self) -> None:
-        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+    def _controlled(self) -> None:
+        """Something was cancelled or set; a request whose reply topic is looked up is asked about right after that."""
         self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
+        self._steer()
+
+    def _steer(self) -> None:
+        """Go by what was set, where that has changed."""
+        settings = self._settings
+        if settings.version == self._steered:
+            return
+        self._steered = settings.version
+        tenants, pools = settings.tenants(), settings.pools()
+        log.info("steered tenants=%s engines=%s", ",".join(tenants) or "none", ",".join(pools) or "none")
+        self._do(self._machine.handle(Steered(tenants, pools), self._clock()))
+
+    def _lane_told(self, event: LaneSeen | LaneRead) -> None:
+        self._machine.handle(event, self._clock())
 
     # -- effects ---------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: list[Effect]) -> None:
+        is_told = log.isEnabledFor(logging.DEBUG)
         for effect in effects:
-            if isinstance(effect, Forward):
-                item = effect.item
-                topic = self._topics.engine(effect.pool)
-                output = self._outputs.forward(topic, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            elif isinstance(effect, Divert):
-                item = effect.item
-                output = self._outputs.forward(self._topics.lanes, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            else:
+            if isinstance(effect, Finish):
                 self._finish(effect)
+                continue
+            item = effect.item
+            envelope, topic = item.envelope, self._lanes_topic
+            if isinstance(effect, Forward):
+                envelope, topic = structs.replace(envelope, placement=effect.placement), self._topics.engine(effect.pool)
+                if is_told:
+                    _tell(effect)
+            output = self._outputs.forward(topic, effect.partition, envelope, item.value, item.headers)
+            self._hop.finish(item.work, [output])
 
     def _finish(self, effect: Finish) -> None:
         item, envelope = effect.item, effect.item.envelope
@@ -272,6 +329,7 @@ class Active:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._lanes.tell_read()
             self._hop.pump()
 
     async def _refresh(self) -> None:
@@ -287,7 +345,7 @@ class Active:
         found: list[TopicPartition] = []
         if self._admin is None:
             return
-        for topic in [*self._classes, self._topics.retries]:
+        for topic in [*self._classes, self._topics.retries, self._topics.lanes]:
             count = await self._admin.partitions(topic)
             if not count:
                 message = f"topic {topic} does not exist: make it with `forebay topics ensure`"
@@ -299,6 +357,24 @@ class Active:
         if found != self._partitions:
             self._partitions = found
             await self._hop.assign(found)
+
+
+def _tell(forward: Forward) -> None:
+    """Log where a request goes, with the fields that `forebay explain` shows."""
+    item, placement = forward.item, forward.placement or Placement()
+    log.debug(
+        "routed id=%s tenant=%s class=%s pool=%s worker=%s reason=%s wanted=%s why_not=%s stands_in=%s predicted_ms=%s",
+        item.envelope.id,
+        item.tenant,
+        item.service_class,
+        forward.pool,
+        forward.worker,
+        placement.reason,
+        placement.wanted,
+        placement.why_not,
+        placement.stands_in,
+        placement.predicted_ms,
+    )
 
 
 def _original(item: Item) -> Record:

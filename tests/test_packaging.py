@@ -47,6 +47,8 @@ def test_the_wheel_holds_every_file_of_our_packages(wheel):
     assert ours - names == set()
     assert names - ours == set()
     assert {"deploy/local/pom.xml", "deploy/demo/passages.jsonl"} <= names
+    traces = "deploy/simulate/traces"
+    assert {f"{traces}/AzureLLMInferenceTrace_conv.csv", f"{traces}/LICENSE-azure-CC-BY-4.0.txt"} <= names
 
 
 def test_the_wheel_names_its_licence_and_its_command(wheel):
@@ -63,7 +65,7 @@ def test_the_wheel_asks_for_nothing_heavy_unless_an_extra_is_named(wheel):
     core = {canonicalize_name(one.name) for one in wanted if not one.marker or "extra" not in str(one.marker)}
     assert {"aiokafka", "msgspec"} <= core
     assert not core & HEAVY
-    assert set(metadata.get_all("Provides-Extra")) == {"transformer", "ssm", "moe", "s3", "gateway", "dev"}
+    assert set(metadata.get_all("Provides-Extra")) == {"transformer", "ssm", "moe", "s3", "gateway", "plot", "dev"}
 
 
 def test_nothing_heavy_follows_from_what_the_core_asks_for():
