@@ -78,6 +78,7 @@ class _Waiting(NamedTuple):
     """A request in line; the lesser is served first, and whoever is due before all others."""
 
     order: Order
+    place: int  # as they were read
     ticket: Ticket
     alone: bool
     due: int  # when so many runs have begun
@@ -97,7 +98,7 @@ class Lifecycle:
         self._turns: tuple[deque[_Waiting], ...] = deque(), deque()  # by class, as they were read
         self._waits: set[Ticket] = set()  # who stands in line and was not dropped
         self._running: dict[Ticket, bool] = {}  # -> whether it is batch
-        self._batch_running = self._begun = 0
+        self._batch_running = self._begun = self._read = 0
         self._alone: Ticket | None = None
 
     @property
@@ -120,10 +121,11 @@ class Lifecycle:
         effects: list[Run | Abort] = []
         if isinstance(event, Taken):
             due = self._begun + len(self._waits) + self._slots
-            waiting = _Waiting(event.order, event.ticket, event.alone, due)
+            waiting = _Waiting(event.order, self._read, event.ticket, event.alone, due)
             heapq.heappush(self._line, waiting)
             self._turns[event.order.class_rank].append(waiting)
             self._waits.add(event.ticket)
+            self._read += 1
         elif isinstance(event, Ended):
             self._batch_running -= self._running.pop(event.ticket, False)
             if self._alone == event.ticket:
