@@ -3,6 +3,7 @@
 from broker.assembly import StreamRestarted
 from broker.client import Client
 from broker.errors import ClientClosed, ClientError, ClientTimeout, TooManyWaiting
+from broker.steering import engine_change, tenant_change
 from broker.subscription import Found, Subscription
 from broker.sync import SyncClient
 from broker.waiting import ResultStream
@@ -18,4 +19,6 @@ __all__ = [
     "Subscription",
     "SyncClient",
     "TooManyWaiting",
+    "engine_change",
+    "tenant_change",
 ]

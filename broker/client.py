@@ -23,16 +23,18 @@ from broker.errors import ClientClosed, ClientTimeout
 from broker.inbox import Inbox
 from broker.requests import Prepared, RequestLike, cancelling, prepare, request_bytes_max
 from broker.sending import Sender
+from broker.steering import read_settings, steering
 from broker.subscription import Start, Subscription
 from broker.transport.blobs import BlobError, Blobs
 from broker.transport.connect import connect
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing, Transport
+from broker.transport.settings import Settings
 from broker.waiting import ResultStream, Waiter
 from schemas import codecs, headers
 from schemas.addresses import check_bootstrap
 from schemas.config import Config
-from schemas.control import batch_name
+from schemas.control import Change, batch_name
 from schemas.errors import ConfigError, ErrorCode, InvalidMessage
 from schemas.headers import Headers
 from schemas.ids import new_id
@@ -284,6 +286,32 @@ class Client:
         record = cancelling(id, tenant, batch, self.topics)
         await self.start()
         await (await self._parts.sender.queue(record))
+
+    # -- steering ---------------------------------------------------------------------------------------------------
+
+    async def settings(self) -> Settings:
+        """What was changed of the configuration's tenants and engines while it runs.
+
+        Raises:
+            TransportError: Kafka could not be reached, or the control topic not be read.
+        """
+        return await read_settings(await self._started(), self.config)
+
+    async def steer(self, change: Change) -> Settings:
+        """Change the settings of a tenant or an engine; gives all that hold once Kafka has acknowledged it.
+
+        The active dispatcher goes by it within a second, and so does every one after it.
+
+        Args:
+            change: Made by `tenant_change` or `engine_change`.
+
+        Raises:
+            InvalidMessage: No configuration may say that, or there is no such engine; nothing was changed.
+            TransportError: Kafka refused it, or could not be reached.
+        """
+        record = steering(change, await self.settings(), self.config)
+        await (await self._parts.sender.queue(record))
+        return await self.settings()
 
     # -- results --------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from broker.client import CLOSED, IN_FLIGHT_MAX, Client
 from broker.errors import ClientClosed
 from broker.requests import RequestLike
 from broker.subscription import Start
+from broker.transport.settings import Settings
+from schemas.control import Change
 from schemas.messages import InferenceResult, ServiceClass
 
 T = TypeVar("T")
@@ -107,6 +109,14 @@ class SyncClient:
     def cancel(self, id: str | None = None, *, tenant: str | None = None, batch: str | None = None) -> None:  # noqa: A002
         """Cancel requests; see `Client.cancel`."""
         self.wait(self.inner.cancel(id, tenant=tenant, batch=batch))
+
+    def settings(self) -> Settings:
+        """What was changed while it runs; see `Client.settings`."""
+        return self.wait(self.inner.settings())
+
+    def steer(self, change: Change) -> Settings:
+        """Change the settings of a tenant or an engine; see `Client.steer`."""
+        return self.wait(self.inner.steer(change))
 
     def results(
         self,

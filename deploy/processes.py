@@ -65,7 +65,7 @@ async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = 
         message = f"`engines.{engine}`: no such engine is configured: known are {known}"
         raise ConfigError(message)
     try:
-        made = load(spec.kind, spec)
+        made = load(spec)
     except ConfigError as error:
         message = f"`engines.{engine}`: {error}"
         raise ConfigError(message) from None

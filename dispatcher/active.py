@@ -13,9 +13,27 @@ from broker.transport.hop import Hop
 from broker.transport.ledger import Inherited
 from broker.transport.outputs import Outputs
 from broker.transport.protocol import Admin, Outgoing, Record, TopicPartition, Transport
+from broker.transport.settings import Settings
 from broker.transport.tasks import CLEAN_UP_S, end
-from dispatcher.core import Arrived, Cancelled, Dispatcher, Divert, Dropped, Effect, Finish, Forward, Item, Sent, StatusSeen, Tick
+from dispatcher.core import (
+    Arrived,
+    Cancelled,
+    Dispatcher,
+    Divert,
+    Dropped,
+    Effect,
+    Finish,
+    Forward,
+    Item,
+    LaneRead,
+    LaneSeen,
+    Sent,
+    StatusSeen,
+    Steered,
+    Tick,
+)
 from dispatcher.core.admission import Refused, admit, readmit
+from dispatcher.lane_watch import LaneWatch
 from dispatcher.repeats import Repeats
 from dispatcher.rescue import Rescue
 from dispatcher.trim import Trim
@@ -33,7 +51,6 @@ TICK_S = 0.05
 REFRESH_S = 30.0
 LOOKUP_S = 5.0
 REPLY_TOPICS_MAX = 10_000
-_CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled before it was queued")
 
 
 def now_ms() -> int:
@@ -66,9 +83,13 @@ class Active:
         self._still_leader = still_leader
         self._topics = Topics(config.kafka.topic_prefix)
         self._machine = Dispatcher(config)
-        self._control = ControlLog(transport, self._topics)
+        self._settings = Settings(config)
+        self._steered = self._settings.version
+        self._control = ControlLog(transport, self._topics, settings=self._settings)
         self._repeats = Repeats(config.dispatcher, seen_log, clock, self._control.cancels)
         self._hop = Hop(transport, self._topics.dispatcher_group, self, config.dispatcher.hop, still_owner=still_leader)
+        self._lanes_topic = self._topics.lanes
+        self._lanes = LaneWatch(transport, self._hop, self._lanes_topic, self._lane_told)
         self._classes: dict[str, ServiceClass] = {
             self._topics.requests("interactive"): "interactive",
             self._topics.requests("batch"): "batch",
@@ -90,12 +111,13 @@ class Active:
         background: list[asyncio.Task[None]] = []
         try:
             await self._control.replay()
+            self._steer()
             await self._repeats.recall(self._transport, self._admin, self._topics.dispatcher_group, self._classes)
             await self._take_partitions()
             rescue = Rescue(self._config, self._transport, self._admin, self._still_leader)
-            trim = Trim(self._config, self._transport, self._admin, self._clock)
-            kept = self._control.run(self._cancelled), self._repeats.write_behind()
-            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run()
+            trim = Trim(self._config, self._transport, self._admin, self._clock, self._control)
+            kept = self._control.run(self._controlled), self._repeats.write_behind()
+            works = self._tick(), self._refresh(), *kept, rescue.run(), trim.run(), self._lanes.run()
             background = [asyncio.ensure_future(work) for work in works]
             await self._hop.run()
         finally:
@@ -125,6 +147,12 @@ class Active:
         """Everything the hop's own bounds allow."""
         return self._config.dispatcher.hop.in_flight_max
 
+    def takes(self, partition: TopicPartition) -> bool:
+        """Whatever comes, once it is known what lies in the lanes; of a lane as much as its owner may hold."""
+        if partition.topic == self._lanes_topic:
+            return self._machine.takes(partition.partition)
+        return self._lanes.is_open
+
     def claim(self, record: Record, inherited: Inherited) -> None:
         """Begin at once: what a dispatcher has in hand leaves no trace."""
 
@@ -132,7 +160,8 @@ class Active:
         """No notes are written here."""
 
     def moved(self) -> None:
-        """Nobody needs to hear of it."""
+        """A partition was taken over."""
+        self._lanes.moved()
 
     def start(self, record: Record, inherited: Inherited) -> None:  # noqa: ARG002 - a dispatcher's runs leave no trace
         """Admit a record, or refuse it at once."""
@@ -164,22 +193,35 @@ class Active:
 
     def _admit(self, item: Item) -> None:
         """Take a request in, unless it was cancelled or another record's result answers it."""
-        now_ms = self._clock()
-        if self._is_cancelled(item):
-            self._finish(Finish(item, "cancelled", _CANCELLED))
-        elif self._repeats.is_repeat(item, now_ms):
+        now_ms, is_cancelled = self._clock(), self._is_cancelled(item)
+        if not is_cancelled and self._repeats.is_repeat(item, now_ms):
             self._hop.finish(item.work, [])
-        elif effects := self._machine.handle(Arrived(item), now_ms):
-            self._do(effects)  # refused: it may come again
-        else:
-            self._repeats.remember(item, now_ms)
+            return
+        effects = self._machine.handle(Arrived(item, is_cancelled), now_ms)
+        if not any(effect.item is item and isinstance(effect, Finish) for effect in effects):
+            self._repeats.remember(item, now_ms)  # what was refused may come again
+        self._do(effects)
 
     def _is_cancelled(self, item: Item) -> bool:
         return self._control.cancels.covers(item.envelope, item.headers)
 
-    def _cancelled(self) -> None:
-        """Something was cancelled; a request whose reply topic is looked up is asked about right after that."""
+    def _controlled(self) -> None:
+        """Something was cancelled or set; a request whose reply topic is looked up is asked about right after that."""
         self._do(self._machine.handle(Cancelled(self._is_cancelled), self._clock()))
+        self._steer()
+
+    def _steer(self) -> None:
+        """Go by what was set, where that has changed."""
+        settings = self._settings
+        if settings.version == self._steered:
+            return
+        self._steered = settings.version
+        tenants, pools = settings.tenants(), settings.pools()
+        log.info("steered tenants=%s engines=%s", ",".join(tenants) or "none", ",".join(pools) or "none")
+        self._do(self._machine.handle(Steered(tenants, pools), self._clock()))
+
+    def _lane_told(self, event: LaneSeen | LaneRead) -> None:
+        self._machine.handle(event, self._clock())
 
     # -- effects ---------------------------------------------------------------------------------------------------------
 
@@ -192,7 +234,7 @@ class Active:
                 self._hop.finish(item.work, [output])
             elif isinstance(effect, Divert):
                 item = effect.item
-                output = self._outputs.forward(self._topics.lanes, effect.partition, item.envelope, item.value, item.headers)
+                output = self._outputs.forward(self._lanes_topic, effect.partition, item.envelope, item.value, item.headers)
                 self._hop.finish(item.work, [output])
             else:
                 self._finish(effect)
@@ -272,6 +314,7 @@ class Active:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
+            self._lanes.tell_read()
             self._hop.pump()
 
     async def _refresh(self) -> None:
@@ -287,7 +330,7 @@ class Active:
         found: list[TopicPartition] = []
         if self._admin is None:
             return
-        for topic in [*self._classes, self._topics.retries]:
+        for topic in [*self._classes, self._topics.retries, self._topics.lanes]:
             count = await self._admin.partitions(topic)
             if not count:
                 message = f"topic {topic} does not exist: make it with `forebay topics ensure`"

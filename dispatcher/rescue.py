@@ -189,6 +189,10 @@ class _Rescuer:
         """Nothing is held here: the hop's own bounds are all."""
         return self._room
 
+    def takes(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - no partition is unlike another
+        """Whatever lies there is to be moved."""
+        return True
+
     def claim(self, record: Record, inherited: Inherited) -> None:
         """Begin at once: a record is not in anybody's hands here."""
 

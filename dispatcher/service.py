@@ -14,6 +14,7 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
 from broker.transport.tasks import end
 from dispatcher.active import Active, now_ms
+from dispatcher.plugins import ready_plugins
 from memory_coordinator.board import Board
 from memory_coordinator.seen import SeenLog
 from schemas.config import Config
@@ -35,6 +36,9 @@ class DispatcherService:
         name: Client id in the election.
         clock: Unix time in milliseconds.
         seen_log: Where a term leaves the requests seen lately for the next one; None: nowhere.
+
+    Raises:
+        ConfigError: A plugin of routing cannot be loaded, or is not known.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class DispatcherService:
         clock: Callable[[], int] = now_ms,
         seen_log: SeenLog | None = None,
     ) -> None:
+        ready_plugins(config.routing)
         self._config, self._transport, self._board, self._name = config, transport, board, name
         self._clock, self._seen_log = clock, seen_log
         self._topics = Topics(config.kafka.topic_prefix)

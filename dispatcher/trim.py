@@ -1,6 +1,6 @@
 """Trimming: finished records are deleted, since nothing that was accepted ever expires.
 
-Requests, retries and the pools' topics are cut below the low watermark, which is the committed offset: every record
+Requests, retries, lanes and the pools' topics are cut below the low watermark, which is the committed offset: every record
 below it is finished. A position that is read late is an older one, and so is a safe one. What is deleted is what was
 committed a whole interval ago, so that without transactions too a dispatcher that was stopped for a while and commits an
 older position once more finds its records there.
@@ -8,16 +8,21 @@ older position once more finds its records there.
 The control topic has no reader's position: a cancel is kept as long as there may be a request that it could mean, that
 is as long as an unfinished one is as old, and `dispatcher.control_retention_ms` longer. All watermarks are read before
 the first record is looked at: a request that moves on meanwhile is met where it was or where it went.
+
+Settings hold for good, and go with the rest: first all that hold are written anew at the end of the topic, and nothing is
+deleted before that was acknowledged. `broker/transport/settings.py` says why it does no harm to do so at any moment.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
-from broker.transport.protocol import Admin, Consumer, Record, TopicPartition, Transport
+from broker.transport.protocol import Admin, Consumer, Outgoing, Record, TopicPartition, Transport
 from schemas import codecs, headers
 from schemas.config import Config
+from schemas.control import encode_control
 from schemas.errors import InvalidMessage
 from schemas.topics import Topics
 
@@ -40,15 +45,16 @@ class Trim:
         transport: The cluster.
         admin: Deletes.
         clock: Unix time in milliseconds.
+        control: What of the control topic holds.
     """
 
-    def __init__(self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int]) -> None:
-        self._transport, self._admin, self._clock = transport, admin, clock
+    def __init__(self, config: Config, transport: Transport, admin: Admin, clock: Callable[[], int], control: ControlLog) -> None:
+        self._transport, self._admin, self._clock, self._log = transport, admin, clock, control
         self._topics = Topics(config.kafka.topic_prefix)
         self._interval_s = config.dispatcher.trim_interval_ms / 1000
         self._retention_ms = config.dispatcher.control_retention_ms
         self._requests = (self._topics.requests("interactive"), self._topics.requests("batch"))
-        self._groups = {self._topics.dispatcher_group: [*self._requests, self._topics.retries]}
+        self._groups = {self._topics.dispatcher_group: [*self._requests, self._topics.retries, self._topics.lanes]}
         self._groups |= {self._topics.engine_group(pool): [self._topics.engine(pool)] for pool in config.pools}
         self._control = TopicPartition(self._topics.control, 0)
         self._before: dict[TopicPartition, int] = {}  # what was committed an interval ago
@@ -115,14 +121,33 @@ class Trim:
     async def _trim_control(self, reader: Consumer, watermarks: Mapping[TopicPartition, int | None], bounds: Bounds) -> None:
         limit_ms = self._clock() - self._retention_ms
         if await self._before_time(reader, bounds, limit_ms) is None:
+            if self._log.settings is not None and self._log.settings.are_many:
+                await self._keep_settings(bounds[self._control][0])
             return  # the usual case: nothing is old enough, whatever the backlog
         oldest_ms = await self._oldest_ms(reader, watermarks, bounds)
         if oldest_ms is not None:
             limit_ms = min(limit_ms, oldest_ms - self._retention_ms)
         before = await self._before_time(reader, bounds, limit_ms, READ_RECORDS_MAX)
-        if before is not None:
+        if before is not None and await self._keep_settings(before):
             await self._admin.trim({self._control: before})
             log.info("control_trimmed offset=%d", before)
+
+    async def _keep_settings(self, before: int) -> bool:
+        """Write all settings anew where the records below an offset hold some; whether these may be deleted then."""
+        control, settings = self._log, self._log.settings
+        if settings is None or not control.is_whole or control.position < before:
+            log.info("control_not_trimmed reason=not_read_so_far position=%d offset=%d", control.position, before)
+            return False
+        if not settings.must_be_kept(before) and not settings.are_many:
+            return True
+        value = encode_control(settings.kept(control.position))
+        producer = await self._transport.producer()
+        try:
+            _, offset = await (await producer.send(Outgoing(self._control.topic, value, value, partition=0)))
+        finally:
+            await producer.close()
+        log.info("settings_kept offset=%d settings=%d", offset, len(settings))
+        return True
 
     async def _before_time(self, reader: Consumer, bounds: Bounds, limit_ms: int, records_max: int = 1) -> int | None:
         """The offset below which every control record is older than that, looking at so many; None where none is."""
@@ -136,20 +161,23 @@ class Trim:
     async def _oldest_ms(self, reader: Consumer, watermarks: Mapping[TopicPartition, int | None], bounds: Bounds) -> int | None:
         """When the oldest request that may be unfinished was received; None where there is none.
 
-        Request topics are in the order of time, so their first record tells. Retries and engine topics are not (a retry
-        keeps its age), and so all that lies above the watermark is read; there is little of it.
+        Request topics are in the order of time, so their first record tells. Retries, lanes and engine topics are not (a
+        retry keeps its age, and a lane takes from several partitions), and so all that lies above the watermark is read;
+        there is little of it, but for a lane whose tenant is far behind: then cancels are kept until it is not.
 
         Raises:
             TransportError: There is too much to read, or it does not come: nobody knows.
         """
         oldest_ms: int | None = None
         records = size = 0
-        for tp, committed in watermarks.items():
-            first, end = bounds[tp]
+        starts = {tp: bounds[tp][0] if offset is None else max(bounds[tp][0], offset) for tp, offset in watermarks.items()}
+        if sum(bounds[tp][1] - start for tp, start in starts.items() if tp.topic == self._topics.lanes) > READ_RECORDS_MAX:
+            log.info("control_kept reason=long_lanes")
+            return 0
+        for tp, start in starts.items():
+            end = bounds[tp][1]
             is_request = tp.topic in self._requests
-            async for record in _read(
-                reader, tp, first if committed is None else max(first, committed), end, 1 if is_request else None
-            ):
+            async for record in _read(reader, tp, start, end, 1 if is_request else None):
                 age_ms = record.timestamp_ms if is_request else _received_at_ms(record)
                 oldest_ms = age_ms if oldest_ms is None else min(oldest_ms, age_ms)
                 records, size = records + 1, size + len(record.value or b"")

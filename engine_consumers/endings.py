@@ -33,7 +33,7 @@ class Endings:
 
     def completion(self, job: Job, generation: Generation) -> InferenceResult:
         """The result of a run that came to its end."""
-        attempt = RouteAttempt(self._runner.pool, self._runner.worker, "completed")
+        attempt = RouteAttempt(self._runner.pool, self._runner.worker, "completed", placement=job.envelope.placement)
         return self._result(
             job,
             status="completed",
@@ -49,23 +49,20 @@ class Endings:
         """Whether the broker will take them all."""
         return all(self._outputs.fits(output) for output in outputs)
 
-    def oversized(self, job: Job, generation: Generation) -> list[Outgoing]:
+    def oversized(self) -> ErrorInfo:
         """The result is larger than a record may be, and there is no store."""
         message = (
             f"the result is larger than a record may be ({self._config.kafka.record_bytes_max} bytes), "
             "and there is no `blobs.store` to put it"
         )
-        return self.failed(job, ErrorInfo(ErrorCode.INVALID_REQUEST, message, "max_output_tokens"), generation)
+        return ErrorInfo(ErrorCode.INVALID_REQUEST, message, "max_output_tokens")
 
-    def failed(
-        self, job: Job, error: ErrorInfo, generation: Generation | None = None, *, crashed: bool = False
-    ) -> list[Outgoing]:
+    def failed(self, job: Job, error: ErrorInfo, *, crashed: bool = False) -> list[Outgoing]:
         """The run failed, or never began.
 
         Args:
             job: The request.
             error: Why.
-            generation: What it produced, where it ran.
             crashed: The engine died while it ran.
         """
         envelope, record = job.envelope, job.record
@@ -76,7 +73,7 @@ class Endings:
         verdict = after_failure(envelope, error, self._runner, self._config.dispatcher, self._clock())
         if isinstance(verdict, Retry):
             return [self._outputs.retry(verdict.envelope, record.value or b"", record.headers)]
-        result = self._terminal(job, verdict, generation)
+        result = self._terminal(job, verdict, job.generation)
         outputs = self._outputs.result(result, record.headers)
         if not self.fit(outputs):
             outputs = self._outputs.result(self._terminal(job, verdict, None), record.headers)

@@ -80,7 +80,8 @@ class Engine(Protocol):
             request: What to run.
             run: Name of this run, unique among open runs.
             seed: Of the random draws; the same seed gives the same tokens. Taken instead of `request.sampling.seed`.
-            priority: A smaller one is run sooner among those that wait.
+            priority: The request's class, 0 for interactive and 1 for batch. A smaller one is run sooner among those that
+                wait in the engine; nothing that runs makes way for it.
 
         Raises:
             EngineError: On the first step `context_overflow`, `invalid_request`, `unsupported_feature`, or

@@ -1,6 +1,7 @@
 """Kinds of engines, by name. A kind is imported only when it is loaded, so this imports no GPU library.
 
 Kinds are open: `register` adds one, and so does an installed package with an entry point in the group `forebay.engines`.
+What an engine is good at is its own kind; what runs it may be another, named as its backend.
 """
 
 from importlib import import_module
@@ -34,23 +35,29 @@ def kinds() -> list[str]:
     return sorted({*_paths, *(entry.name for entry in entry_points(group=ENTRY_POINTS))})
 
 
-def load(kind: str, config: EngineConfig) -> Engine:
+def implementation(config: EngineConfig) -> str:
+    """The kind that runs an engine: its backend where one is named, else that of its own kind."""
+    return config.backend or config.kind
+
+
+def load(config: EngineConfig) -> Engine:
     """Make an engine; it is not started yet.
 
     Raises:
-        ConfigError: The kind is not known, its module cannot be imported, or an option is wrong.
+        ConfigError: What runs it is not known, its module cannot be imported, or an option is wrong.
     """
+    kind, field = implementation(config), "backend" if config.backend else "kind"
     path = _paths.get(kind)
     if path is None:
         found = {entry.name: entry.value for entry in entry_points(group=ENTRY_POINTS)}
         path = found.get(kind)
     if path is None:
-        message = f"`kind`: no engine of kind {kind!r}: expected one of {', '.join(kinds())}"
+        message = f"`{field}`: no engine of kind {kind!r}: expected one of {', '.join(kinds())}"
         raise ConfigError(message)
     module, _, name = path.partition(":")
     try:
         made = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
-        message = f"`kind`: the engine {kind!r} ({path}) cannot be imported: {error}"
+        message = f"`{field}`: the engine {kind!r} ({path}) cannot be imported: {error}"
         raise ConfigError(message) from error
     return cast("Engine", made(config))

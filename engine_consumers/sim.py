@@ -48,6 +48,9 @@ class SimOptions(Struct, frozen=True):
         trained_context: Length it claims to be trained for; `max_context` by default.
         kv_tokens: Tokens that its cache holds, for the usage it reports; slots x max_context by default.
         kv_bytes_per_token: For the estimate of a request's memory.
+        gpu_temperature_c: Told in its status, as a hot GPU would be; None: it has no GPU to tell of.
+        gpu_mem_used_bytes: The same for memory.
+        gpu_mem_total_bytes: The same for memory.
         answer_tokens: Tokens after which it ends by itself; 0: only at the request's limit.
         fail_every: Each so many-th request fails with `internal`, in mid-stream where it has a middle; 0: none.
         die_after_requests: The backend dies while it serves that request; 0: never.
@@ -64,6 +67,9 @@ class SimOptions(Struct, frozen=True):
     trained_context: Annotated[int, Meta(ge=1)] | None = None
     kv_tokens: Annotated[int, Meta(ge=1)] | None = None
     kv_bytes_per_token: Annotated[int, Meta(ge=1)] = 131_072
+    gpu_temperature_c: Annotated[float, Meta(ge=-50, le=200)] | None = None
+    gpu_mem_used_bytes: Annotated[int, Meta(ge=0)] | None = None
+    gpu_mem_total_bytes: Annotated[int, Meta(ge=1)] | None = None
     answer_tokens: Annotated[int, Meta(ge=0)] = 0
     fail_every: Annotated[int, Meta(ge=0)] = 0
     die_after_requests: Annotated[int, Meta(ge=0)] = 0
@@ -182,6 +188,9 @@ class SimEngine:
             max_context=options.max_context,
             trained_context=options.trained_context or options.max_context,
             features=FEATURES,
+            gpu_mem_used_bytes=options.gpu_mem_used_bytes,
+            gpu_mem_total_bytes=options.gpu_mem_total_bytes,
+            gpu_temperature_c=options.gpu_temperature_c,
         )
 
     def estimate_bytes(self, request: InferenceRequest) -> int:

@@ -25,8 +25,10 @@ from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition
 from broker.transport.suspicion import ALONE_FROM, crashes_of, note_of
 from broker.transport.tasks import end
 from engine_consumers.chunks import ChunkPublisher
+from engine_consumers.core.completions import Completions
 from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
 from engine_consumers.core.outcome import Runner
+from engine_consumers.core.pace import Pace
 from engine_consumers.endings import Endings, poison
 from engine_consumers.engine import Engine
 from engine_consumers.errors import EngineError
@@ -36,14 +38,14 @@ from memory_coordinator.board import Board
 from schemas import codecs, headers, ids
 from schemas.config import Config
 from schemas.errors import ErrorCode, InvalidMessage
-from schemas.messages import EngineStatus, ErrorInfo, run_id
+from schemas.messages import Completion, EngineStatus, ErrorInfo, run_id
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.worker")
 
 NEVER_MS = 1 << 62
 STATUS_GAP_S = 0.02  # between two snapshots, however much happens
-READ_AHEAD = 2  # times the slots: what is read and may be reordered
+READ_AHEAD = 4 / 3  # times what a dispatcher has on its way here: what is read and may be reordered
 DEAD_DRAIN_MS = 5_000
 CLOSE_S = 10.0
 WATCH_S = 0.25
@@ -89,7 +91,10 @@ class Worker:
         self._control = ControlLog(transport, self._topics)
         self._blobs = Blobs(config.blobs)
         self._hop = Hop(transport, self._topics.engine_group(self._runner.pool), self, config.worker.hop)
-        self._lifecycle = Lifecycle(self._spec.slots)
+        self._lifecycle = Lifecycle(self._spec.slots, self._spec.reserved_slots)
+        self._read_ahead = math.ceil(READ_AHEAD * config.dispatcher.runway_factor * self._spec.slots)
+        self._completions, self._pace = Completions(), Pace()
+        self._kv_cache_usage: float | None = None  # as last told
         self._jobs: dict[Work, Job] = {}  # in hand
         self._tickets: dict[int, Job] = {}  # in hand, or aborting
         self._settling: dict[Work, int] = {}  # ran alone, its end not durable yet -> ticket
@@ -130,8 +135,12 @@ class Worker:
     # -- the hop's handler ----------------------------------------------------------------------------------------
 
     def room(self) -> int:
-        """A little more than the slots, so that what is read can be put in order."""
-        return READ_AHEAD * self._spec.slots - len(self._jobs)
+        """More than a dispatcher sends, so that nothing interactive stays unread behind batch, which it sends less of."""
+        return self._read_ahead - len(self._jobs)
+
+    def takes(self, partition: TopicPartition) -> bool:  # noqa: ARG002 - no partition is unlike another
+        """Whatever is sent here is to be served."""
+        return True
 
     def claim(self, record: Record, inherited: Inherited) -> int | None:
         """Keep the count of its crashes in the ledger, so that one more is told from a first one."""
@@ -149,6 +158,7 @@ class Worker:
             request = codecs.decode_request(record.value, headers.text(record.headers, headers.CONTENT_TYPE) or headers.JSON)
         except InvalidMessage as error:
             log.warning("record_unreadable topic=%s partition=%d offset=%d reason=%s", *record[:3], error.message)
+            self._completions.add(Completion(record.partition, record.offset, 0, 0, 0.0, None, 0.0, code=error.code))
             self._hop.finish(work, [self._outputs.dead_letter(record, ErrorInfo(error.code, error.message, error.param))])
             return
         deadline_ms = int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS
@@ -156,13 +166,14 @@ class Worker:
         self._taken += 1
         crashes = crashes_of(envelope.crashes, inherited)
         envelope = structs.replace(envelope, crashes=crashes)
-        job = Job(self._taken, work, record, envelope, request, run_id(envelope.hop, inherited.takeovers), rank)
+        now_s = asyncio.get_running_loop().time()
+        job = Job(self._taken, work, record, envelope, request, run_id(envelope.hop, inherited.takeovers), rank, now_s)
         if self._control.cancels.covers(envelope, record.headers):
-            self._hop.finish(work, self._endings.failed(job, CANCELLED))
+            self._conclude(job, self._failed(job, CANCELLED))
             return
         if crashes >= self._config.worker.poison_crashes:
             log.error("request_poison id=%s crashes=%d", envelope.id, crashes)
-            self._hop.finish(work, self._endings.failed(job, poison(crashes)))
+            self._conclude(job, self._failed(job, poison(crashes)))
             return
         self._jobs[work] = self._tickets[job.ticket] = job
         self._do(self._lifecycle.handle(Taken(job.ticket, rank, alone=crashes >= ALONE_FROM)))
@@ -227,7 +238,7 @@ class Worker:
         if job.task is None:
             del self._jobs[job.work]
             self._withdraw(job)
-            self._hop.finish(job.work, self._endings.failed(job, error))
+            self._conclude(job, self._failed(job, error))
         elif job.verdict is None:
             job.verdict = error
             self._stop(job)
@@ -242,7 +253,7 @@ class Worker:
     def _ended(self, ticket: int) -> None:
         job = self._tickets.pop(ticket)
         if job.verdict is not None and self._jobs.get(job.work) is job:  # ended before it had made its first step
-            self._finish(job, self._failed(job, job.verdict, None))
+            self._finish(job, self._failed(job, job.verdict))
         if self._settling.get(job.work) != ticket:
             self._do(self._lifecycle.handle(Ended(ticket)))
 
@@ -254,22 +265,24 @@ class Worker:
 
     async def _serve(self, job: Job) -> None:
         """Run one request to its end."""
-        generation = Generation(job.envelope.received_at_ms, self._clock)
+        job.generation = generation = Generation(job.envelope.received_at_ms, self._clock)
+        job.began_s = asyncio.get_running_loop().time()
+        job.beside, job.kv_cache_usage = self._lifecycle.running - 1, self._kv_cache_usage
         try:
             if job.order.deadline_ms <= self._clock():
-                outputs = self._failed(job, EXPIRED, generation)
+                outputs = self._failed(job, EXPIRED)
             else:
                 await self._generate(job, generation)
                 outputs = await self._completed(job, generation)
         except asyncio.CancelledError:
             if job.verdict is None:
                 raise
-            outputs = self._failed(job, job.verdict, generation)
+            outputs = self._failed(job, job.verdict)
         except EngineError as error:
-            outputs = self._failed(job, ErrorInfo(error.code, error.message, error.param), generation)
+            outputs = self._failed(job, ErrorInfo(error.code, error.message, error.param))
         except Exception as error:  # the engine's fault, whatever it is, must not end the worker
             log.exception("run_failed id=%s run=%s", job.envelope.id, job.run)
-            outputs = self._failed(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"), generation)
+            outputs = self._failed(job, ErrorInfo(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}"))
         self._finish(job, outputs)
 
     async def _completed(self, job: Job, generation: Generation) -> list[Outgoing]:
@@ -279,25 +292,34 @@ class Worker:
         if self._endings.fit(outputs):
             return outputs
         if not self._blobs.has_store:
-            return self._endings.oversized(job, generation)
+            return self._failed(job, self._endings.oversized())
         job.moved_s = math.inf  # the store has a time limit of its own
         try:
             return self._outputs.result(await self._blobs.put_output(result), job.record.headers)
         except BlobError as error:
-            return self._failed(job, ErrorInfo(error.code, error.message, "max_output_tokens"), generation)
+            return self._failed(job, ErrorInfo(error.code, error.message, "max_output_tokens"))
 
     def _finish(self, job: Job, outputs: list[Outgoing]) -> None:
         if self._jobs.get(job.work) is job:
             del self._jobs[job.work]
             if job.alone:  # were another to crash the worker before this is on record, this one would be blamed
                 self._settling[job.work] = job.ticket
-            self._hop.finish(job.work, outputs)
+            self._conclude(job, outputs)
 
-    def _failed(self, job: Job, error: ErrorInfo, generation: Generation | None) -> list[Outgoing]:
-        error = structs.replace(error, message=error.message[:REASON_CHARS_MAX])
+    def _conclude(self, job: Job, outputs: list[Outgoing]) -> None:
+        """Write its end, and remember what it took for the next status."""
+        now_s = asyncio.get_running_loop().time()
+        completion = job.completion(now_s)
+        self._completions.add(completion)
+        if completion.code is None:
+            self._pace.completed(completion.waited_ms + completion.run_ms, now_s)
+        self._hop.finish(job.work, outputs)
+
+    def _failed(self, job: Job, error: ErrorInfo) -> list[Outgoing]:
+        job.code, error = error.code, structs.replace(error, message=error.message[:REASON_CHARS_MAX])
         log.info("run_failed id=%s run=%s code=%s reason=%s", job.envelope.id, job.run, error.code.value, error.message)
         crashed = error.code is ErrorCode.UNHEALTHY and job.entered
-        return self._endings.failed(job, error, generation, crashed=crashed)
+        return self._endings.failed(job, error, crashed=crashed)
 
     async def _generate(self, job: Job, generation: Generation) -> None:
         envelope = job.envelope
@@ -318,6 +340,10 @@ class Worker:
         async with contextlib.aclosing(pieces):
             async for piece in pieces:
                 generation.add(piece)
+                now_s = loop.time()
+                self._pace.produced(len(piece.token_ids), now_s)
+                if job.first_s is None and piece.token_ids:
+                    job.first_s = now_s
                 if stream is not None:
                     job.moved_s = math.inf
                     await stream.add(piece.token_ids, piece.text, piece.finish_reason)
@@ -347,7 +373,9 @@ class Worker:
         while True:
             self._changed.clear()
             try:
-                await self._board.write(self.status(), self._config.worker.heartbeat_ms)
+                status = self.status()
+                await self._board.write(status, self._config.worker.heartbeat_ms)
+                self._completions.told(status.completed)
             except (RedisError, OSError) as error:
                 log.warning("status_not_written error=%r", error)
                 await asyncio.sleep(heartbeat_s)
@@ -359,6 +387,8 @@ class Worker:
     def status(self) -> EngineStatus:
         """What this worker says of itself now."""
         figures, positions = self._engine.status(), self._hop.positions()
+        now_s = asyncio.get_running_loop().time()
+        self._kv_cache_usage = figures.kv_cache_usage
         return EngineStatus(
             engine=self._name,
             kind=self._spec.kind,
@@ -382,6 +412,12 @@ class Worker:
             gpu_mem_total_bytes=figures.gpu_mem_total_bytes,
             gpu_temperature_c=figures.gpu_temperature_c,
             gpu_utilization=figures.gpu_utilization,
+            avg_latency_ms=self._pace.latency_ms(now_s),
+            throughput_tps=self._pace.tokens_per_s(now_s),
+            interactive_slots=self._lifecycle.reserved,
+            batch_load=sum(job.order.is_batch for job in self._jobs.values()),
+            completed=self._completions.count,
+            completions=self._completions.to_tell(),
         )
 
     async def _watch_engine(self) -> None:
@@ -423,7 +459,7 @@ class Worker:
         self.engine_died = True
         hangs = ErrorInfo(ErrorCode.UNHEALTHY, "the engine does not let go of a run it was told to end")
         for job in [job for job in self._jobs.values() if job.task is not None]:
-            self._finish(job, self._failed(job, job.verdict or hangs, None))
+            self._finish(job, self._failed(job, job.verdict or hangs))
         self._hop.stop(DEAD_DRAIN_MS)
 
     async def _let_go(self, background: Sequence[asyncio.Task[None]], producer: Producer) -> None:
@@ -435,6 +471,7 @@ class Worker:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 log.error("task_failed task=%s error=%r", task.get_name(), error)
         with contextlib.suppress(RedisError, OSError):
+            await self._board.write(self.status(), self._config.worker.heartbeat_ms)  # how the last runs ended
             await self._board.remove(self._runner.pool, self._runner.worker)
         await self._control.close()
         await producer.close()

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct, field
 
-from schemas.addresses import check_bootstrap, check_redis_url
+from schemas.config_checks import check
 from schemas.environment import cause, override
 from schemas.errors import ConfigError, InvalidMessage
 from schemas.faults import invalid
@@ -118,6 +118,7 @@ class DispatcherConfig(Struct, frozen=True, forbid_unknown_fields=True):
     # A cancel outlives the oldest unfinished request by so much: time for requests that were produced before it and are
     # not visible yet (a producer's retries, a transaction of at most 15 minutes), and for clocks that differ.
     control_retention_ms: Positive = 3_600_000
+    steered_max: Positive = 1_000  # tenants, and engines, whose settings may differ from these while it runs
     prompt_bytes_max: Positive = 8_000_000
     reply_topics: list[str] = field(default_factory=lambda: ["*.replies", "*-replies"])  # allow-list; shell patterns
     idempotency_window_ms: NotNegative = 600_000  # an id that comes again meanwhile is not run again; 0: it always is
@@ -237,6 +238,17 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
         return self.engines[engine].pool or engine
 
     @property
+    def pool_settings(self) -> dict[str, PoolSettings]:
+        """What the configuration says of each pool: its first engine, by name."""
+        return {self.pool(name): self.engines[name].settings for name in sorted(self.engines, reverse=True)}
+
+    @property
+    def profiles(self) -> dict[str, tuple[EngineKind, ProfileConfig]]:
+        """What is believed of each pool: its kind, and its first engine's profile."""
+        engines = {name: self.engines[name] for name in sorted(self.engines, reverse=True)}
+        return {self.pool(name): (engine.kind, engine.profile) for name, engine in engines.items()}
+
+    @property
     def value_bytes_max(self) -> int:
         """What a request's record may hold: the cluster takes it on all its way, and the dispatcher does."""
         return min(self.kafka.record_bytes_max - OVERHEAD_BYTES, self.dispatcher.prompt_bytes_max)
@@ -291,28 +303,5 @@ def _convert(raw: Mapping[str, Any]) -> Config:
         config = msgspec.convert(raw, Config)
     except msgspec.ValidationError as error:
         raise invalid(error, value=lambda: raw, kind=Config) from None
-    kafka, topics = config.kafka, config.topics
-    bounds = (
-        ("request_timeout_ms", "more than", "rebalance_timeout_ms", kafka.request_timeout_ms > kafka.rebalance_timeout_ms),
-        ("heartbeat_ms", "less than", "session_timeout_ms", kafka.heartbeat_ms < kafka.session_timeout_ms),
-    )
-    for name, relation, other, holds in bounds:
-        if not holds:
-            message = f"`kafka.{name}`: expected {relation} `kafka.{other}` ({getattr(kafka, other)})"
-            raise InvalidMessage(message, f"kafka.{name}")
-    for path, check, address in (
-        ("kafka.bootstrap", check_bootstrap, kafka.bootstrap),
-        ("redis.url", check_redis_url, config.redis.url),
-    ):
-        try:
-            check(address)
-        except ValueError as error:
-            message = f"`{path}`: {error}"
-            raise InvalidMessage(message, path) from None
-    if kafka.record_bytes_max <= OVERHEAD_BYTES:
-        message = f"`kafka.record_bytes_max`: expected more than {OVERHEAD_BYTES}, what stands around a request"
-        raise InvalidMessage(message, "kafka.record_bytes_max")
-    if topics.min_insync > topics.replication:
-        message = f"`topics.min_insync`: expected at most `topics.replication` ({topics.replication})"
-        raise InvalidMessage(message, "topics.min_insync")
+    check(config)
     return config

@@ -62,7 +62,7 @@ class Stack:
         return service
 
     def worker(self, name="w", engine="sim"):
-        made = load("sim", self.config.engines[engine])
+        made = load(self.config.engines[engine])
         worker = Worker(self.config, engine, made, self.way(name), self.board, name, clock=self.clock)
         self.tasks[name] = asyncio.ensure_future(worker.run())
         return worker

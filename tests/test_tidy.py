@@ -28,6 +28,7 @@ IMPURE = {
 PURE_FILES = (
     "broker/transport/cancels.py",
     "broker/transport/ledger.py",
+    "broker/transport/settings.py",
     "broker/transport/suspicion.py",
     "memory_coordinator/model.py",
 )  # besides every folder named `core`

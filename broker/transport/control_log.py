@@ -11,7 +11,8 @@ from collections.abc import Callable
 from broker.transport.cancels import Cancels
 from broker.transport.errors import OffsetGone, TransportError
 from broker.transport.protocol import Consumer, Record, TopicPartition, Transport
-from schemas.control import decode_control
+from broker.transport.settings import Settings
+from schemas.control import Cancel, decode_control
 from schemas.errors import InvalidMessage
 from schemas.topics import Topics
 
@@ -31,17 +32,25 @@ class ControlLog:
         transport: Where it is.
         topics: The cell's names.
         patience_s: `replay` gives up when it came no further for so long.
+        settings: What the settings in it are added to; None where nobody here goes by them.
 
     Attributes:
         cancels: What was cancelled, as far as it was read.
+        settings: What was set, as far as it was read.
+        position: The next offset to be taken in: what holds is as of this.
     """
 
-    def __init__(self, transport: Transport, topics: Topics, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, transport: Transport, topics: Topics, patience_s: float = PATIENCE_S, *, settings: Settings | None = None
+    ) -> None:
         self._transport, self._patience_s = transport, patience_s
         self._tp = TopicPartition(topics.control, 0)
         self._consumer: Consumer | None = None
         self._follows = False
+        self._quiet_below = 0  # what holds is not known before this was read
+        self.settings = settings
         self.cancels = Cancels()
+        self.position = 0
 
     async def replay(self) -> None:
         """Read all that lies there now; called once, before `run` and before anything is consumed.
@@ -62,7 +71,8 @@ class ControlLog:
         except TimeoutError:
             message = f"topic {self._tp.topic} gave nothing for {self._patience_s:g} s: what was cancelled is not known"
             raise TransportError(message) from None
-        log.info("control_replayed end=%d cancels=%d", end, len(self.cancels))
+        settings = 0 if self.settings is None else len(self.settings)
+        log.info("control_replayed end=%d cancels=%d settings=%d", end, len(self.cancels), settings)
 
     async def run(self, changed: Callable[[], None]) -> None:
         """Follow until cancelled.
@@ -77,12 +87,20 @@ class ControlLog:
         self._follows = True
         loop = asyncio.get_running_loop()
         looked = loop.time()
+        has_news = False
         while True:
-            if await self._take_in(consumer):
+            has_news = await self._take_in(consumer) or has_news
+            if has_news and self.is_whole:
+                has_news = False
                 changed()
             if loop.time() - looked >= LOOK_S:
                 looked = loop.time()
                 await self._forget_trimmed(consumer)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all was read that holds: not while records that had gone are made up for by those that are left."""
+        return self._consumer is not None and (self._consumer.position(self._tp) or 0) >= self._quiet_below
 
     async def close(self) -> None:
         """Let go."""
@@ -99,30 +117,43 @@ class ControlLog:
         except OffsetGone as error:
             log.warning("control_records_gone error=%s action=go_to_first", error)
             try:
-                await self._to_first(consumer)
+                self._quiet_below = await self._to_first(consumer)
             except TransportError as reason:
                 await _pause(reason)
-            return False
+            return True
         except TransportError as error:
             await _pause(error)
             return False
         return sum([self._take(record) for record in records]) > 0
 
     def _take(self, record: Record) -> bool:
+        self.position = record.offset + 1
         try:
-            cancel = decode_control(record.value)
+            control = decode_control(record.value)
         except InvalidMessage as error:
             log.warning("control_record_passed_over offset=%d reason=%s", record.offset, error)
             return False
-        self.cancels.add(cancel, record.offset, record.timestamp_ms)
         level = logging.INFO if self._follows else logging.DEBUG  # what lies there from before is told by its number
-        log.log(level, "cancel offset=%d id=%s tenant=%s batch=%s", record.offset, cancel.id, cancel.tenant, cancel.batch)
-        return True
+        if isinstance(control, Cancel):
+            self.cancels.add(control, record.offset, record.timestamp_ms)
+            log.log(level, "cancel offset=%d id=%s tenant=%s batch=%s", record.offset, control.id, control.tenant, control.batch)
+            return True
+        if self.settings is None:
+            return False
+        before = self.settings.version
+        reason = self.settings.add(control, record.offset)
+        if reason is not None:
+            log.warning("control_record_passed_over offset=%d reason=%s", record.offset, reason)
+        log.log(level, "settings offset=%d record=%s", record.offset, (record.value or b"").decode())
+        return self.settings.version != before
 
     async def _to_first(self, consumer: Consumer) -> int:
         """Go on at the first record that is there; give the end."""
         first, end = (await consumer.bounds([self._tp]))[self._tp]
         self.cancels.forget(first)
+        if self.settings is not None:
+            self.settings.restart(first)
+        self.position = first
         consumer.seek(self._tp, first)
         return end
 

@@ -16,6 +16,9 @@ class Handler(Protocol):
     def room(self) -> int:
         """How many more records may be taken in now."""
 
+    def takes(self, partition: TopicPartition) -> bool:
+        """Whether another record of that partition may be begun now; what is read ahead of it waits for that."""
+
     def claim(self, record: Record, inherited: Inherited) -> int | None:
         """Give the note to be in the ledger before work on a record begins; None where it may begin at once."""
 

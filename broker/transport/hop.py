@@ -58,7 +58,7 @@ class Hop:
         self._drain_s = 0.0
         self._admin: Admin | None = None
         self.owner = NOBODY
-        self.held_bytes = 0
+        self.held_bytes = 0  # of records in hand; what is read ahead of a partition is bounded by itself
         self.failure: Exception | None = None
 
     # -- what the service calls ---------------------------------------------------------------------------------
@@ -102,6 +102,11 @@ class Hop:
     def positions(self) -> dict[TopicPartition, int]:
         """Next offset to be taken in of each partition that is in hand."""
         return {tp: part.admitted for tp, part in self._parts.items() if part.is_open}
+
+    def idle_position(self, partition: TopicPartition) -> int | None:
+        """Below it everything is finished for good, or nobody gets it; None while anything of the partition is in hand."""
+        part = self._parts.get(partition)
+        return part.read_to if part is not None and part.is_open and not part.used else None
 
     @property
     def partitions(self) -> list[TopicPartition]:
@@ -188,7 +193,7 @@ class Hop:
     async def _turn_once(self) -> None:
         room = min(
             self.handler.room(),
-            self.config.in_flight_max - self.used,
+            self.config.in_flight_max - sum(part.in_work for part in self._parts.values()),
             self.config.in_flight_max if self.held_bytes < self.config.in_flight_bytes_max else 0,
         )
         ready = [tp for tp, part in self._parts.items() if part.wants_records and (room > 0 or part.is_catching_up)]
@@ -196,7 +201,8 @@ class Hop:
         is_idle = len(ready) == len(self._parts)
         self._freed.clear()
         try:
-            records = await self.consumer.poll(ready, max(room, 1), IDLE_POLL_MS if is_idle else POLL_MS)
+            wait_ms = IDLE_POLL_MS if is_idle else POLL_MS
+            records = await self.consumer.poll(ready, max(room, 1), wait_ms, self.config.unfinished_max)
         except OffsetGone as error:
             await self._look_again(error)
             return
@@ -208,6 +214,9 @@ class Hop:
             part = self._parts.get(TopicPartition(record.topic, record.partition))
             if part is not None:
                 part.offer(record)
+        for tp in ready:
+            if tp in self._parts:
+                self._parts[tp].read_to = self.consumer.position(tp)
         self.pump()
         if not records and room <= 0 and not catching_up and not self._stopping.is_set():
             await self._wait_for_room()

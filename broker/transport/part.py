@@ -75,6 +75,7 @@ class Part:
         self._membership: Membership | None = None
         self._lost = self._retake = self._doubted = False
         self._kept_top = -1
+        self.read_to: int | None = None  # as of the last poll: below it everything was offered, or nobody gets it
         self._wake = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
@@ -88,7 +89,7 @@ class Part:
     @property
     def wants_records(self) -> bool:
         """Whether another poll should ask for this partition."""
-        return self.is_open and not self._ahead
+        return self.is_open and not self._ahead and (self._hop.handler.takes(self._tp) or self.is_catching_up)
 
     @property
     def is_busy(self) -> bool:
@@ -106,9 +107,14 @@ class Part:
         return self._ledger.position if self._ledger else 0
 
     @property
+    def in_work(self) -> int:
+        """Records in hand, but for those read ahead."""
+        return len(self._claims) + len(self._claiming) + len(self._running) + len(self._ready)
+
+    @property
     def used(self) -> int:
         """Records in hand."""
-        return len(self._ahead) + len(self._claims) + len(self._claiming) + len(self._running) + len(self._ready)
+        return len(self._ahead) + self.in_work
 
     def assigned(self, membership: Membership) -> None:
         """The partition is ours in this generation; start over unless nobody can have come between."""
@@ -137,7 +143,6 @@ class Part:
         """Take a record that was read."""
         if self.is_open:
             self._ahead.append(record)
-            self._hop.held_bytes += _bytes_of(record)
 
     def admit(self) -> bool:
         """Move records from read-ahead into the ledger and to work; False where nothing moved."""
@@ -145,7 +150,7 @@ class Part:
         if ledger is None or self._lost or self._retake:
             return False
         hop, ahead, running, ready = self._hop, self._ahead, self._running, self._ready
-        claim, unfinished_max = hop.handler.claim, hop.config.unfinished_max
+        claim, takes, unfinished_max = hop.handler.claim, hop.handler.takes, hop.config.unfinished_max
         while ahead:
             record = ahead[0]
             offset = record.offset
@@ -156,12 +161,15 @@ class Part:
                 and offset not in ready
             ):
                 break
+            if not (takes(self._tp) or self.is_catching_up):
+                break
             ahead.popleft()
             moved = True
             inherited = ledger.admit(offset)
             if inherited is None or self._is_kept(offset, inherited):
-                hop.held_bytes -= _bytes_of(record)
-            elif (note := claim(record, inherited)) is not None:
+                continue
+            hop.held_bytes += _bytes_of(record)
+            if (note := claim(record, inherited)) is not None:
                 ledger.note(offset, note)
                 self._claims[offset] = record, inherited
                 self._wake.set()
@@ -410,13 +418,14 @@ class Part:
 
     def _seek(self) -> bool:
         """Go on reading behind what is in hand."""
+        self.read_to = None
         if self._ledger is None:
             return True
         return self._hop.consumer.seek(self._tp, self._ahead[-1].offset + 1 if self._ahead else self._ledger.position)
 
     def _forget_unstarted(self) -> None:
         """Whatever was read and not started is read again."""
-        self._hop.held_bytes -= sum(_bytes_of(r) for r in self._ahead) + sum(_bytes_of(r) for r, _ in self._claims.values())
+        self._hop.held_bytes -= sum(_bytes_of(r) for r, _ in self._claims.values())
         self._ahead.clear()
         self._claims = {}
 

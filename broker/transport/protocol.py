@@ -81,8 +81,12 @@ class AssignmentListener(Protocol):
 class Consumer(Protocol):
     """Reads records, as a member of a group or with partitions assigned by hand."""
 
-    async def poll(self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int) -> list[Record]:
+    async def poll(
+        self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int, each_max: int | None = None
+    ) -> list[Record]:
         """Read what is at hand of the named partitions, or wait up to `timeout_ms` for the first record.
+
+        One partition gives at most `each_max` records, and about `kafka.record_bytes_max` bytes or one record.
 
         Partitions that are not (or no longer) ours, or on which `seek` was not called yet, are passed over; those
         named are served in turn. Must be called at least every few seconds, if need be with no partitions at all.

@@ -16,10 +16,13 @@ from broker.transport.errors import TransportError
 from broker.transport.protocol import Admin, TopicPartition, Transport
 from broker.transport.topic_plan import TopicPlan
 from deploy.cli.common import CONFIG_PATH, config_option, json_option, run
-from engine_consumers.registry import kinds
+from dispatcher.core.routing import plugins
+from dispatcher.plugins import load_plugins
+from engine_consumers.registry import implementation, kinds
 from memory_coordinator import StatusBoard
 from memory_coordinator.board import Board
 from schemas.config import Config, EngineConfig
+from schemas.errors import ConfigError
 from schemas.messages import EngineStatus
 from schemas.topics import Topics, TopicSpec
 
@@ -35,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True):
     """One thing that was looked at.
 
     Attributes:
-        subject: What it was: config, sizes, blobs, kafka, delivery, topics, dispatcher, redis, or an engine.
+        subject: What it was: config, sizes, routing, blobs, kafka, delivery, topics, dispatcher, redis, or an engine.
         verdict: An error makes the command fail; a warning does not.
         said: What was found, and what to do where it is not well.
     """
@@ -60,7 +63,12 @@ def check(config: Config, running: bool, as_json: bool) -> None:  # noqa: FBT001
         forebay check --config /etc/forebay.toml
         forebay check --running --json
     """
-    findings = [*of_config(config), *of_sizes(config), *run(_look(config, "error" if running else "warning"))]
+    findings = [
+        *of_config(config),
+        *of_sizes(config),
+        *of_routing(config),
+        *run(_look(config, "error" if running else "warning")),
+    ]
     is_well = all(finding.verdict != "error" for finding in findings)
     if as_json:
         click.echo(msgspec.json.encode({"ok": is_well, "findings": findings}))
@@ -82,15 +90,16 @@ def of_config(config: Config) -> list[Finding]:
         return [Finding("config", "error", said)]
     told = Finding("config", "ok", f"{where}; engines {', '.join(sorted(config.engines))}")
     known = kinds()
-    return [told, *(_unknown(name, engine, known) for name, engine in config.engines.items() if engine.kind not in known)]
+    engines = config.engines.items()
+    return [told, *(_unknown(name, engine, known) for name, engine in engines if implementation(engine) not in known)]
 
 
 def _unknown(name: str, engine: EngineConfig, known: list[str]) -> Finding:
     """A kind that is not known here; another interpreter's environment may hold a package that brings it."""
-    path = f"`engines.{name}.kind`"
+    kind, path = implementation(engine), f"`engines.{name}.{'backend' if engine.backend else 'kind'}`"
     if engine.python is None:
-        return Finding("config", "error", f"{path}: no engine of kind {engine.kind!r}: expected one of {', '.join(known)}")
-    said = f"{path}: no engine of kind {engine.kind!r} is known here: {engine.python} has to have a package that brings it"
+        return Finding("config", "error", f"{path}: no engine of kind {kind!r}: expected one of {', '.join(known)}")
+    said = f"{path}: no engine of kind {kind!r} is known here: {engine.python} has to have a package that brings it"
     return Finding("config", "warning", said)
 
 
@@ -104,6 +113,28 @@ def of_sizes(config: Config) -> list[Finding]:
         f"has room for: {taken} bytes are taken"
     )
     return [Finding("sizes", "warning", said)]
+
+
+def of_routing(config: Config) -> list[Finding]:
+    """The plugins that routing uses, in their order, and those that are registered and not used."""
+    routing = config.routing
+    try:
+        load_plugins(routing.plugins)
+        plugins.check(routing)
+    except ConfigError as error:
+        return [Finding("routing", "error", str(error))]
+    used: tuple[tuple[plugins.Kind, list[str]], ...] = (
+        ("filter", routing.filters),
+        ("preference", routing.preferences),
+        ("scorer", list(routing.scorers)),
+    )
+    found = []
+    for kind, names in used:
+        shown = [f"{name} x {routing.scorers[name]:g}" for name in names] if kind == "scorer" else names
+        unused = sorted(plugins.known(kind).keys() - set(names))
+        beside = f"; not used: {', '.join(unused)}" if unused else ""
+        found.append(Finding(f"routing.{kind}s", "ok", f"{', '.join(shown) or 'none'}{beside}"))
+    return found
 
 
 async def look_at_blobs(config: Config) -> list[Finding]:
@@ -239,10 +270,9 @@ def _engine(config: Config, name: str, statuses: list[EngineStatus], absent: Ver
     fresh = [status for status in workers if now_ms - status.updated_at_ms <= stale_ms]
     healthy = [status for status in fresh if status.is_healthy]
     if healthy:
-        slots = sum(status.slots for status in healthy)
-        return Finding(
-            f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, serving {config.engines[name].model}"
-        )
+        slots, engine = sum(status.slots for status in healthy), config.engines[name]
+        served = f"serving {engine.model}" + (", simulated: no model runs" if engine.is_simulated else "")
+        return Finding(f"engines.{name}", "ok", f"{len(healthy)} workers with {slots} slots, {served}")
     if fresh:
         return Finding(f"engines.{name}", absent, f"its {len(fresh)} workers are not healthy: see their logs")
     said = "its workers have gone silent" if workers else "no worker runs"

@@ -52,8 +52,9 @@ def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, ke
     """
     wanted = engines or ("transformer",)
     began = time.monotonic()
+    simulated = _simulated(home)
     for name in wanted:
-        if name != "sim":
+        if name not in simulated:
             install(name, "cpu", partial(_say_of, began, name))
     home = home or Path(tempfile.mkdtemp(prefix="forebay-demo-"))
     try:
@@ -67,6 +68,13 @@ def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, ke
             click.echo(f"forebay: {result.request_id} was not answered: {result.status}: {reason}", err=True)
         sys.exit(1)
     click.echo(f"all {len(answers.results)} passages were answered, {time.monotonic() - began:.0f} s after the start")
+
+
+def _simulated(home: Path | None) -> set[str]:
+    """Engines that need no installation: what a home is configured for, and our own."""
+    config = Home(home).config if home else None
+    engines = load_config(config, {}).engines if config and config.exists() else {}
+    return {"sim", *(name for name, engine in engines.items() if engine.is_simulated)}
 
 
 @contextmanager
@@ -85,7 +93,11 @@ def _stack(home: Path, wanted: Wanted, began: float, *, keep: bool) -> Iterator[
 
 
 def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answers:
-    requests = [_aimed(request, engines, n) for n, request in enumerate(read_passages())]
+    kinds = [config.engines[name].kind for name in engines]
+    requests = [_aimed(request, kinds, n) for n, request in enumerate(read_passages())]
+    for name in engines:
+        if config.engines[name].is_simulated:
+            _say(began, f"{name} is simulated: its answers are made up, without a model")
     tenants = len({request.tenant for request in requests})
     _say(began, f"asking about {len(requests)} passages for {tenants} tenants")
     came = Answers([])
@@ -106,16 +118,16 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
     console.print(_table(requests, answers))
     click.echo(f"streaming: {STREAMED}")
     chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96, sampling=Sampling(temperature=0.0))
-    result = run(stream_one(config, _aimed(chat, engines, 0), lambda text: click.echo(text, nl=False)))
+    result = run(stream_one(config, _aimed(chat, kinds, 0), lambda text: click.echo(text, nl=False)))
     click.echo("")
     if result is not None and result.timing.ttft_ms is not None:
         click.echo(f"({result.usage.output_tokens} tokens, the first after {result.timing.ttft_ms:.0f} ms, by {result.engine})")
     return answers
 
 
-def _aimed(request: InferenceRequest, engines: list[str], turn: int) -> InferenceRequest:
+def _aimed(request: InferenceRequest, kinds: list[str], turn: int) -> InferenceRequest:
     """Spread the requests over the engines shown, by the hint that a client would give."""
-    return structs.replace(request, routing_hint=engines[turn % len(engines)])
+    return structs.replace(request, routing_hint=kinds[turn % len(kinds)])
 
 
 def _table(requests: list[InferenceRequest], answers: Answers) -> Table:

@@ -1,4 +1,4 @@
-"""`forebay engines`: the engines' own environments."""
+"""`forebay engines`: the engines' own environments, and their settings while it runs."""
 
 import sys
 import time
@@ -10,12 +10,17 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from broker.steering import check_engine, engine_change
+from deploy.cli.common import config_option, json_option, run
+from deploy.cli.numbers import Bound
+from deploy.cli.steering import describe, engine_facts, given, print_facts, steer, wanted
 from deploy.engines import DEVICES, LATER, TRANSFORMER, Device, Installed, install, installed
+from schemas.config import Config
 
 
 @click.group()
 def engines() -> None:
-    """Install and list the engines' own environments."""
+    """Engines' own environments, and their rates and pauses while it runs."""
 
 
 @engines.command("install")
@@ -85,6 +90,70 @@ def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     Console().print(table)
     if not found:
         click.echo("transformer: not installed: forebay engines install transformer --cpu", err=True)
+
+
+@engines.command("set")
+@click.argument("name")
+@config_option
+@click.option("--requests-per-s-max", type=Bound(), help="It is sent no more requests than that.")
+@click.option("--tokens-per-s-max", type=Bound(), help="It is sent no more tokens than that, of prompt and output together.")
+@click.option("--burst-s", type=Bound(no_bound=False), help="Seconds' worth of these rates that may be saved up.")
+@click.option("--pause/--resume", "paused", default=None, help="Send it nothing, or go on; what it has, it finishes.")
+@json_option("Print what holds then as one JSON object.")
+def set_engine(*, name: str, config: Config, as_json: bool, **fields: object) -> None:
+    r"""Change an engine's settings while it runs. NAME is an engine's or a pool's; all engines of the pool are meant.
+
+    A bound may be `none` (no bound) or `config` (back to what the configuration says). It holds within a second, and
+    over restarts, until it is changed or reset.
+
+    \b
+    Examples:
+        forebay engines set llama --pause
+        forebay engines set llama --resume --tokens-per-s-max 50000
+        forebay engines set llama --requests-per-s-max none
+    """
+    check_engine(name, config)
+    found = run(steer(config, engine_change(name, **given(fields))))
+    pool = found.pool_of(name)
+    if as_json:
+        click.echo(msgspec.json.encode(engine_facts(found, config, pool)))
+    else:
+        click.echo(f"engine {pool}: {describe(found.pools().get(pool, found.pool_base(pool)))}")
+
+
+@engines.command("show")
+@click.argument("name", required=False)
+@config_option
+@json_option("Print one JSON object: of each engine what is configured, what was set, and what holds.")
+def show_engines(*, name: str | None, config: Config, as_json: bool) -> None:
+    r"""Show the settings of engines: of each pool what is configured, what was set, and what holds.
+
+    \b
+    Examples:
+        forebay engines show
+        forebay engines show llama --json
+    """
+    if name is not None:
+        check_engine(name, config)
+    found = run(wanted(config))
+    pools = config.pools if name is None else [found.pool_of(name)]
+    print_facts("engine", {pool: engine_facts(found, config, pool) for pool in pools}, whole=name is not None, as_json=as_json)
+
+
+@engines.command("reset")
+@click.argument("name")
+@config_option
+def reset_engine(*, name: str, config: Config) -> None:
+    r"""Go back to what the configuration says of an engine.
+
+    \b
+    Example:
+        forebay engines reset llama
+    """
+    check_engine(name, config)
+    found = run(steer(config, engine_change(name, reset=True)))
+    pool = found.pool_of(name)
+    click.echo(f"engine {pool}: {describe(found.pool_base(pool))}, as configured")
 
 
 def _line(entry: Installed) -> str:

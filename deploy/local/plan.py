@@ -132,21 +132,23 @@ def make_plan(home: Home, wanted: Wanted, last: State | None, report: Report) ->
     )
 
 
-def default_engine() -> tuple[str, str | None]:
-    """Give the engine to start where none is named, and the line that says why where it is no real one."""
-    if transformer_engine_config() is not None:
-        return "transformer", None
-    return "sim", "no engine is installed: `sim` serves, which answers with made-up tokens; `forebay engines install transformer`"
+def default_engines(config: Config) -> tuple[list[str], str | None]:
+    """Give the engines to start where none is named, and the line that says why where none is a real one."""
+    real = sorted(name for name, engine in config.engines.items() if not engine.is_simulated)
+    if real:
+        return real, None
+    if "transformer" not in config.engines and transformer_engine_config() is not None:
+        return ["transformer"], None
+    names = sorted(config.engines) or ["sim"]
+    said = "no engine is installed: answers are made up, without a model, by"
+    return names, f"{said} {', '.join(f'`{name}`' for name in names)}; `forebay engines install transformer`"
 
 
 def _engines(wanted: Sequence[str], config: Config, notes: list[str]) -> list[str]:
     if not wanted:
-        real = sorted(name for name, engine in config.engines.items() if engine.kind != "sim")
-        if real:
-            return real
-        name, note = default_engine()
+        names, note = default_engines(config)
         notes += [note] if note else []
-        return [name]
+        return names
     for name in wanted:
         if name not in config.engines and name not in ("sim", "transformer"):
             known = ", ".join(sorted({*config.engines, "sim", "transformer"}))

@@ -81,22 +81,33 @@ def readmit(record: Record) -> Item | Refused:
 
 
 def _item(record: Record, envelope: Envelope, request: InferenceRequest) -> Item:
-    if request.input_tokens:
-        tokens: float = len(request.input_tokens)
-    else:
-        tokens = (request.input_ref.size_bytes if request.input_ref else len(record.value or b"")) / BYTES_PER_TOKEN
+    size_bytes = _size_bytes(request)
     excluded = _excluded(envelope) if envelope.excluded else ()
     return Item(
         work=(TopicPartition(record.topic, record.partition), record.offset),
         envelope=envelope,
         demand=Demand(request.model, request.routing_hint, request.fallback, excluded, features.needed(request)),
-        input_tokens=tokens,
+        input_tokens=len(request.input_tokens or ()) if size_bytes is None else size_bytes / BYTES_PER_TOKEN,
         max_output_tokens=request.max_output_tokens,
         deadline_ms=int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS,
         value=record.value or b"",
         headers=headers.without(record.headers, headers.ENVELOPE) if record.headers else (),
+        size_bytes=size_bytes,
         slo_ms=request.slo_latency_ms,
     )
+
+
+def _size_bytes(request: InferenceRequest) -> int | None:
+    """The size of a prompt's text, or None where it comes as tokens."""
+    if request.prompt is not None:
+        return _utf8_bytes(request.prompt)
+    if request.messages is not None:
+        return sum(_utf8_bytes(message.content) for message in request.messages)
+    return None if request.input_ref is None else request.input_ref.size_bytes
+
+
+def _utf8_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _excluded(envelope: Envelope) -> tuple[Excluded, ...]:

@@ -10,9 +10,14 @@ from schemas.policy import PoolSettings, TenantConfig
 
 
 class Arrived(Struct, frozen=True):
-    """A request was read and found sound."""
+    """A request was read and found sound.
+
+    Attributes:
+        is_cancelled: It is to be ended at once.
+    """
 
     item: Item
+    is_cancelled: bool = False
 
 
 class StatusSeen(Struct, frozen=True):
@@ -63,15 +68,17 @@ class LaneSeen(Struct, frozen=True):
         partition: The lane.
         owner: Class and tenant; None where nothing unfinished lies there.
         end: The offset behind its last record.
+        position: That of its first unfinished record.
     """
 
     partition: int
     owner: tuple[ServiceClass, str] | None
     end: int
+    position: int = 0
 
 
 class LaneRead(Struct, frozen=True):
-    """How far a lane has been read: everything below was given, or nobody gets it."""
+    """How far a lane is done, at a moment when nothing of it is in hand: below is finished for good, or nobody gets it."""
 
     partition: int
     position: int

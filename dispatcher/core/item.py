@@ -51,6 +51,7 @@ class Item(Struct):
         deadline_ms: Unix time after which no answer is wanted; NEVER_MS where there is none.
         input_tokens: Of the prompt, estimated where it is text.
         max_output_tokens: Bound of the answer.
+        size_bytes: Of the prompt's text; None where its tokens were given.
         slo_ms: Latency wished for.
         output_tokens: Expected of the answer; the machine fills it in on arrival.
         seen_key: Names the request among those seen lately; None where it is run in any case.
@@ -65,15 +66,17 @@ class Item(Struct):
     deadline_ms: int
     value: bytes
     headers: Headers
+    size_bytes: int | None = None
     slo_ms: int | None = None
     output_tokens: float = 0.0
     seen_key: bytes | None = None
     dropped: bool = False
 
     @property
-    def cost(self) -> float:
-        """Tokens it may take."""
-        return self.input_tokens + self.max_output_tokens
+    def is_new(self) -> bool:
+        """Whether this is the record that its client produced."""
+        (topic, partition), offset = self.work
+        return self.envelope.origin == (topic, partition, offset)
 
     @property
     def tenant(self) -> str:

@@ -8,6 +8,7 @@ the charge it has.
 from typing import NamedTuple
 
 from dispatcher.core.item import Item, Work
+from dispatcher.core.shaping import Band
 from schemas.messages import Completion, ServiceClass
 
 CHARGES_MAX = 65_536
@@ -23,6 +24,8 @@ class Charge(NamedTuple):
         cost_ms: Engine time.
         tokens: Of prompt and answer.
         size_bytes: Of its text; None where its tokens were given.
+        band: In which it was served.
+        slots: Of the worker that has it.
     """
 
     tenant: str
@@ -32,6 +35,15 @@ class Charge(NamedTuple):
     tokens: float
     max_output_tokens: int
     size_bytes: int | None
+    band: Band
+    slots: int
+
+
+class Done(NamedTuple):
+    """A completion, and the start of the worker that tells it."""
+
+    epoch: int
+    completion: Completion
 
 
 class Running:
@@ -40,7 +52,7 @@ class Running:
     def __init__(self) -> None:
         self._sending: dict[Work, tuple[str, int, Charge]] = {}  # the hop bounds them
         self._sent: dict[Place, Charge] = {}
-        self._early: dict[Place, Completion] = {}
+        self._early: dict[Place, Done] = {}
 
     def __len__(self) -> int:
         """Charges held."""
@@ -50,7 +62,7 @@ class Running:
         """A request is on its way to a pool's partition."""
         self._sending[item.work] = pool, partition, charge
 
-    def sent(self, work: Work, offset: int | None) -> tuple[str, int, Charge, Completion | None] | None:
+    def sent(self, work: Work, offset: int | None) -> tuple[str, int, Charge, Done | None] | None:
         """Take in where it went, None where nobody knows.
 
         Returns:
@@ -69,12 +81,12 @@ class Running:
                 del self._sent[next(iter(self._sent))]
         return pool, partition, charge, early
 
-    def completed(self, pool: str, completion: Completion) -> Charge | None:
+    def completed(self, pool: str, done: Done) -> Charge | None:
         """Give the charge to be settled by a completion; None where it is not known, or not yet."""
-        place = pool, completion.partition, completion.offset
+        place = pool, done.completion.partition, done.completion.offset
         charge = self._sent.pop(place, None)
         if charge is None and self._sending:
-            self._early[place] = completion
+            self._early[place] = done
             if len(self._early) > EARLY_MAX:
                 del self._early[next(iter(self._early))]
         return charge

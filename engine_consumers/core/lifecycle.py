@@ -3,8 +3,9 @@ r"""Which of the requests in a worker's hands run: one machine, `handle(event) -
     taken -> waiting -> running -> ended        (a slot is held only while running)
        \________\__________\-----> dropped      (its partition went to somebody else, or it was ended from outside)
 
-A suspect, which is to run alone, waits until nothing else runs; nothing begins while it waits at the head or runs.
-The order among those that wait is by class, then deadline, then age; it is also the priority passed to the engine.
+The order among those that wait is by class, then deadline, then age. Batch never takes the last slots, so that an
+interactive request need not wait for a running batch. A suspect, which is to run alone, waits until nothing else runs;
+nothing begins while it waits at the head or runs.
 """
 
 import heapq
@@ -16,6 +17,8 @@ from schemas.messages import ServiceClass
 
 Ticket = int  # names one take-in of a request: the same record, taken again, gets another
 
+INTERACTIVE_RANK, BATCH_RANK = 0, 1
+
 
 class Order(NamedTuple):
     """Who goes first: the lesser."""
@@ -24,10 +27,15 @@ class Order(NamedTuple):
     deadline_ms: int
     received_at_ms: int
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether it may wait behind interactive requests."""
+        return self.class_rank == BATCH_RANK
+
 
 def order(service_class: ServiceClass, deadline_ms: int, received_at_ms: int) -> Order:
     """Rank a request: interactive before batch, then the earliest deadline, then the oldest."""
-    return Order(0 if service_class == "interactive" else 1, deadline_ms, received_at_ms)
+    return Order(INTERACTIVE_RANK if service_class == "interactive" else BATCH_RANK, deadline_ms, received_at_ms)
 
 
 class Taken(Struct, frozen=True):
@@ -63,18 +71,28 @@ class Abort(Struct, frozen=True):
     ticket: Ticket
 
 
+class _Waiting(NamedTuple):
+    """A request in line; the lesser is served first."""
+
+    order: Order
+    ticket: Ticket
+    alone: bool
+
+
 class Lifecycle:
     """Gives slots to requests.
 
     Args:
         slots: Requests that may run at once.
+        reserved: Slots that batch may not take; one is always left to it.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._waiting: list[tuple[Order, Ticket]] = []
-        self._waits: dict[Ticket, bool] = {}  # -> whether it is to run alone
-        self._running: set[Ticket] = set()
+    def __init__(self, slots: int, reserved: int = 0) -> None:
+        self._slots, self._batch_slots = slots, max(slots - reserved, 1)
+        self._line: list[_Waiting] = []  # a heap
+        self._waits: set[Ticket] = set()  # who stands in line and was not dropped
+        self._running: dict[Ticket, bool] = {}  # -> whether it is batch
+        self._batch_running = 0
         self._alone: Ticket | None = None
 
     @property
@@ -87,29 +105,43 @@ class Lifecycle:
         """Requests on the engine."""
         return len(self._running)
 
+    @property
+    def reserved(self) -> int:
+        """Slots that batch may not take."""
+        return self._slots - self._batch_slots
+
     def handle(self, event: Taken | Ended | Dropped) -> list[Run | Abort]:
         """Take in what happened; give what is to be done."""
         effects: list[Run | Abort] = []
         if isinstance(event, Taken):
-            heapq.heappush(self._waiting, (event.order, event.ticket))
-            self._waits[event.ticket] = event.alone
+            heapq.heappush(self._line, _Waiting(event.order, event.ticket, event.alone))
+            self._waits.add(event.ticket)
         elif isinstance(event, Ended):
-            self._running.discard(event.ticket)
+            self._batch_running -= self._running.pop(event.ticket, False)
             if self._alone == event.ticket:
                 self._alone = None
         elif event.ticket in self._running:
             effects.append(Abort(event.ticket))
         else:
-            self._waits.pop(event.ticket, None)
-        while self._waiting and len(self._running) < self._slots and self._alone is None:
-            ticket = self._waiting[0][1]
-            alone = self._waits.get(ticket)
-            if alone and self._running:
-                break
-            heapq.heappop(self._waiting)
-            if alone is not None:  # else it was dropped
-                del self._waits[ticket]
-                self._running.add(ticket)
-                self._alone = ticket if alone else None
-                effects.append(Run(ticket, alone))
+            self._waits.discard(event.ticket)
+        while (head := self._head()) is not None and self._may_run(head):
+            heapq.heappop(self._line)
+            self._waits.discard(head.ticket)
+            self._running[head.ticket] = head.order.is_batch
+            self._batch_running += head.order.is_batch
+            self._alone = head.ticket if head.alone else None
+            effects.append(Run(head.ticket, head.alone))
         return effects
+
+    def _head(self) -> _Waiting | None:
+        """Who is next in line; interactive stands before batch, so behind a batch that may not run there is none."""
+        while self._line and self._line[0].ticket not in self._waits:
+            heapq.heappop(self._line)
+        return self._line[0] if self._line else None
+
+    def _may_run(self, head: _Waiting) -> bool:
+        if self._alone is not None or len(self._running) >= self._slots:
+            return False
+        if head.alone:
+            return not self._running
+        return not head.order.is_batch or self._batch_running < self._batch_slots

@@ -63,18 +63,18 @@ def after_failure(
     """
 
     def route(outcome: str) -> list[RouteAttempt]:
-        attempt = RouteAttempt(runner.pool, runner.worker, outcome, error)  # type: ignore[arg-type]
+        attempt = RouteAttempt(runner.pool, runner.worker, outcome, error, envelope.placement)  # type: ignore[arg-type]
         return [*envelope.route, attempt][-ROUTE_MAX:]
 
     code = error.code
     if code in HAND_BACK:
         excluded = {**envelope.excluded, runner.pool: runner.epoch}
-        back = structs.replace(envelope, hop=envelope.hop + 1, route=route("retried"), excluded=excluded)
+        back = structs.replace(envelope, hop=envelope.hop + 1, route=route("retried"), excluded=excluded, placement=None)
         return Retry(structs.replace(back, not_before_ms=now_ms + _backoff_ms(envelope, envelope.hop, config)))
     if code.retryable:
         attempts = envelope.attempts + 1
         if attempts < config.max_attempts:
-            again = structs.replace(envelope, hop=envelope.hop + 1, attempts=attempts, route=route("retried"))
+            again = structs.replace(envelope, hop=envelope.hop + 1, attempts=attempts, route=route("retried"), placement=None)
             return Retry(structs.replace(again, not_before_ms=now_ms + _backoff_ms(envelope, attempts, config)))
         last = ErrorInfo(code, f"{error.message} (attempt {attempts} of {config.max_attempts})", error.param)
         return Terminal("failed", last, route("failed"), dead_letter=True)

@@ -58,7 +58,7 @@ class TransformerOptions(Struct, frozen=True, omit_defaults=True):
             **given,
             "model": model,
             "max_num_seqs": slots,
-            "scheduling_policy": "priority",
+            "scheduling_policy": "priority",  # orders what waits in vLLM; it preempts nothing for it (vllm#40004)
             "disable_log_stats": True,  # our own logger takes the figures; vLLM's would print and export them too
             "enable_log_requests": False,
         }

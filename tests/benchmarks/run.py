@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import backlog_row
 import chaos_row
+import prediction_row
 import simulate_rows
 from hop_rows import latency, throughput
 from install_row import import_seconds, install
@@ -117,6 +118,28 @@ def backlog_rows() -> list[dict[str, Any]]:
     return lines
 
 
+def prediction_rows(rounds: int) -> list[dict[str, Any]]:
+    lines = []
+    for told, per_beat, floor in (("told at once", 1, "floor"), ("told 50 at a time", 50, "known")):
+        found = [prediction_row.measure(seed, per_beat) for seed in range(1, rounds + 1)]
+
+        def percent(name: str, digits: int = 2, found: list[dict[str, float]] = found) -> dict[str, float]:
+            return spread([one[name] * 100 for one in found], digits)
+
+        within, stretches = percent("ours within"), f"{percent('least')['min']} to {percent('greatest')['max']}"
+        is_met = within["min"] >= 88 and within["max"] <= 92
+        ours = within | {"any 1,000": stretches}
+        lines.append(line(10, f"runs within their p90, %, {told}", ours, percent("profile within"), 90, None, "88-92 %", is_met))
+        ratio = round(median(one["ours error"] / one[f"{floor} error"] for one in found), 3)
+        limit = percent(f"{floor} error") | {"at each moment": percent("floor error")["median"]}
+        metric = f"mean error of a run's time, %, {told}"
+        both = percent("ours error"), percent("profile error")
+        lines.append(line(10, metric, *both, limit, ratio, "<= 1.05x the floor", ratio <= 1.05))
+        both = percent("ours reach", 1), percent("profile reach", 1)
+        lines.append(line(10, f"p90 over the noiseless time, %, {told}", *both, percent("floor reach", 1), None, "-", None))
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,3,17")
@@ -130,6 +153,7 @@ def main() -> None:
         6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
         8: lambda: simulate_rows.guarantee(line, spread, given.rounds),
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
+        10: lambda: prediction_rows(given.rounds),
         14: chaos_rows,
         16: backlog_rows,
         17: lambda: install_rows(given.rounds),

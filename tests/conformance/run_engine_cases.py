@@ -23,7 +23,7 @@ COPY_ME = "💧🌊水車 река мост 💧🌊水車 река мост �
 def make(model: str):
     # float32: in bfloat16 the same request rounds differently in a batch, and greedy tokens with it.
     options = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "max_num_batched_tokens": 512}
-    return load("transformer", EngineConfig(kind="transformer", model="smollm2", model_path=model, slots=SLOTS, options=options))
+    return load(EngineConfig(kind="transformer", model="smollm2", model_path=model, slots=SLOTS, options=options))
 
 
 def kill(engine) -> None:

@@ -21,7 +21,7 @@ SUITE_S = 1500
 
 
 def make_sim():
-    return load("sim", EngineConfig(kind="sim", slots=SLOTS, options=SIM))
+    return load(EngineConfig(kind="sim", slots=SLOTS, options=SIM))
 
 
 def sim_report() -> dict[str, dict]:

@@ -42,7 +42,7 @@ async def serving(config):
     await admin.ensure(Topics(config.kafka.topic_prefix).specs(config.topics, config.pools), 1, 1)
     services = [
         DispatcherService(config, transport, board, "d"),
-        Worker(config, "sim", load("sim", config.engines["sim"]), transport, board, "w"),
+        Worker(config, "sim", load(config.engines["sim"]), transport, board, "w"),
     ]
     tasks = [asyncio.ensure_future(service.run()) for service in services]
     try:

@@ -240,7 +240,7 @@ def test_a_commit_whose_answer_was_lost_is_neither_repeated_nor_dropped(make_cel
         transport, board = Lossy(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
         services = [
             DispatcherService(config, transport, board, "d"),
-            Worker(config, "sim", load("sim", config.engines["sim"]), transport, board, "w"),
+            Worker(config, "sim", load(config.engines["sim"]), transport, board, "w"),
         ]
         tasks = [asyncio.ensure_future(service.run()) for service in services]
         watch = Watch(cell.bootstrap, cell.topics.results)

@@ -29,7 +29,7 @@ async def working(config):
     admin = await transport.admin()
     await admin.ensure(Topics(config.kafka.topic_prefix).specs(config.topics, config.pools), 1, 1)
     await admin.close()
-    worker = Worker(config, "sim", load("sim", config.engines["sim"]), transport, board, "w")
+    worker = Worker(config, "sim", load(config.engines["sim"]), transport, board, "w")
     task = asyncio.ensure_future(worker.run())
     try:
         yield transport

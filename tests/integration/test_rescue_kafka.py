@@ -71,7 +71,7 @@ class Cell:
         return DispatcherService(self.config, self.transport, self.board, name)
 
     def worker(self, name):
-        return Worker(self.config, "b", load("sim", self.config.engines["b"]), self.transport, self.board, name)
+        return Worker(self.config, "b", load(self.config.engines["b"]), self.transport, self.board, name)
 
     async def produce(self, first, count):
         producer = await self.transport.producer()

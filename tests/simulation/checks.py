@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from simulation.scenario import POISON
+from simulation.scenario import POISON, TENANTS
 
 from broker.assembly import Assembly, StreamRestarted
 from broker.transport.cancels import Cancels
@@ -47,7 +47,8 @@ class Findings:
 def unfinished(cluster: MemoryCluster, config: Config) -> Iterator[tuple[TopicPartition, int]]:
     """Give every record of an input topic that its group has not finished; -1 stands for an open transaction."""
     topics = Topics(config.kafka.topic_prefix)
-    inputs = [(topics.dispatcher_group, t) for t in (topics.requests("interactive"), topics.requests("batch"), topics.retries)]
+    served = topics.requests("interactive"), topics.requests("batch"), topics.retries, topics.lanes
+    inputs = [(topics.dispatcher_group, t) for t in served]
     inputs += [(topics.engine_group(pool), topics.engine(pool)) for pool in config.pools]
     for group, topic in inputs:
         for log in cluster.logs(topic):
@@ -102,11 +103,19 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
                 broken.append(f"{key} ended cancelled, and no cancel that is as new as it covers it")
             elif result.status == "expired" and found[0][1].deadline is None:
                 broken.append(f"{key} ended expired and has no deadline")
+            elif _found_no_lane(result):
+                if world._config.topics.lane_partitions > len(TENANTS):
+                    broken.append(f"{key} ended rejected, and every tenant could have a lane")
             elif result.status not in {"cancelled", "expired"}:
                 broken += _judge(key[1], found[0][1], record, result, streams)
     broken += [f"unfinished {tp.topic}/{tp.partition} offset {offset}" for tp, offset in unfinished(cluster, world._config)]
     broken += [f"{name} has {count} runs open" for name, count in world.open_runs.items()]
     return findings
+
+
+def _found_no_lane(result: InferenceResult) -> bool:
+    code = None if result.error is None else result.error.code
+    return result.status == "rejected" and code is ErrorCode.CAPACITY_EXCEEDED
 
 
 def _judge(

@@ -12,6 +12,7 @@ from schemas.config import Config
 from schemas.control import Cancel
 from schemas.messages import InferenceRequest
 
+TENANTS = ("t0", "t1", "t2", "t9")  # the last has ids of the others'
 EPOCH_MS = 1_700_000_000_000
 HEAL_MS = 2_600
 POISON = "poison"  # in a prompt: the request kills whoever runs it
@@ -79,7 +80,7 @@ def scenario(seed: int) -> Scenario:
     engines = ["sim"] if dice.random() < 0.7 else ["sim", "other"]
     dispatchers = dice.choice((1, 2, 2))
     workers = tuple(engines[n % len(engines)] for n in range(dice.choice((2, 2, 3))))
-    config = _config(dice, engines)
+    config = _config(dice, engines, random.Random(f"{seed}/lanes"))
     asked = tuple(sorted(_asked(dice), key=lambda one: one.at_ms))
     cancels = tuple(_cancel(dice, asked) for _ in range(dice.choice((0, 0, 1, 4))))
     names = [f"d{n}" for n in range(dispatchers)] + [f"w{n}" for n in range(len(workers))]
@@ -87,7 +88,7 @@ def scenario(seed: int) -> Scenario:
     return Scenario(seed, config, dispatchers, workers, asked, cancels, tuple(faults), HEAL_MS)
 
 
-def _config(dice: random.Random, engines: list[str]) -> Config:
+def _config(dice: random.Random, engines: list[str], lanes: random.Random) -> Config:
     hop = {
         "unfinished_max": dice.choice((1, 3, 400)),
         "in_flight_max": dice.choice((4, 16_000)),
@@ -115,7 +116,7 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
                 "request_partitions": dice.choice((1, 2)),
                 "engine_partitions": dice.choice((2, 3, 4)),
                 "retry_partitions": 1,
-                "lane_partitions": 1,
+                "lane_partitions": lanes.choice((1, 4, 8)),
                 "result_partitions": dice.choice((1, 2)),
             },
             "dispatcher": {
@@ -128,6 +129,11 @@ def _config(dice: random.Random, engines: list[str]) -> Config:
                 "retry_backoff_ms_max": 200,
                 "failover_timeout_ms": 1_000,
                 "trim_interval_ms": dice.choice((400, 60_000)),
+                "lanes": {
+                    "records_max": lanes.choice((1, 2, 3, 200)),
+                    "bytes_max": lanes.choice((100, 2**25)),
+                    "hold_ms": lanes.choice((200, 60_000)),
+                },
             },
             "worker": {"hop": hop, "heartbeat_ms": 200, "chunk_ms": 15, "drain_ms": 1_000, **PATIENCE},
             "engines": dict.fromkeys(engines, engine),
@@ -143,7 +149,7 @@ def _asked(dice: random.Random) -> list[Asked]:
     for n in range(dice.randint(10, 40)):
         request = InferenceRequest(
             id=None if dice.random() < 0.1 else f"r{n}",
-            tenant=f"t{dice.randrange(3)}",
+            tenant=TENANTS[dice.randrange(3)],
             prompt=f"{POISON} {n}" if n < poisons else f"say {n}",
             max_output_tokens=dice.randint(1, 24),
             stream=dice.random() < 0.4,
@@ -154,7 +160,7 @@ def _asked(dice: random.Random) -> list[Asked]:
         service_class = dice.choice(("interactive", "interactive", "batch"))
         asked.append(Asked(dice.randrange(span_ms), service_class, request))
         if request.id and dice.random() < 0.05:  # the client sends it again, or another tenant has the same id
-            tenant = dice.choice((request.tenant, "t9"))
+            tenant = dice.choice((request.tenant, TENANTS[-1]))
             again = structs.replace(request, tenant=tenant, stream=request.stream and tenant == request.tenant)
             asked.append(Asked(dice.randrange(span_ms), service_class, again))
     return asked

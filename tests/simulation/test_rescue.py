@@ -17,7 +17,7 @@ SESSION_S, FAILOVER_S = 6, 15
 
 
 def config_of(run_s=0.05, delivery="exactly_once"):
-    sim = {"slots": 4, "options": {"ttft_ms": run_s * 1000, "tpot_ms": 5, "kill_on": "DIE"}}
+    sim = {"backend": "sim", "slots": 4, "options": {"ttft_ms": run_s * 1000, "tpot_ms": 5, "kill_on": "DIE"}}
     return parse_config(
         {
             "kafka": {"delivery": delivery},

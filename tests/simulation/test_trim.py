@@ -7,9 +7,11 @@ import pytest
 from memory_stack import INTERACTIVE, TOPICS, config_of, on_stack, prompts
 from virtual_loop import run_virtual
 
+from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.memory import MemoryCluster, MemoryTransport
 from broker.transport.protocol import Committed, Outgoing, TopicPartition
+from broker.transport.settings import Settings
 from dispatcher.trim import Trim
 from schemas import codecs, headers, parse_config
 from schemas.messages import Envelope
@@ -181,9 +183,13 @@ def in_cell(scenario):
         transport = MemoryTransport(cluster, "d")
         admin = await transport.admin()
         await admin.ensure(TOPICS.specs(config.topics, config.pools), 1, 1)
-        cell = Cell(cluster, Trim(config, transport, admin, lambda: now[0]), await transport.producer())
+        control = ControlLog(transport, TOPICS, settings=Settings(config))
+        await control.replay()
+        following = asyncio.ensure_future(control.run(lambda: None))
+        cell = Cell(cluster, Trim(config, transport, admin, lambda: now[0], control), await transport.producer())
         cell.now = now
         await scenario(cell)
+        following.cancel()
 
     run_virtual(main())
 

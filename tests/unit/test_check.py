@@ -1,6 +1,7 @@
 """What `forebay check` finds wrong, and what it only warns of."""
 
 import asyncio
+import time
 
 import click
 import pytest
@@ -8,7 +9,8 @@ from client_world import in_world
 from memory_stack import config_of
 
 from deploy.cli.check import look_at_blobs, look_at_kafka, look_at_redis, of_config, of_sizes
-from schemas import parse_config
+from memory_coordinator import MemoryBoard
+from schemas import EngineStatus, parse_config
 
 
 def of(raw):
@@ -28,6 +30,23 @@ def test_a_kind_that_only_another_environment_may_know_is_a_warning():
     (_, unknown) = of({"engines": {"b": {"kind": "theirs", "python": "/opt/theirs/bin/python"}}})
     assert unknown[0] == "warning"
     assert "/opt/theirs/bin/python has to have a package that brings it" in unknown[1]
+
+
+def test_what_runs_an_engine_has_to_be_known_and_not_its_kind():
+    assert [verdict for verdict, _ in of({"engines": {"a": {"kind": "moe", "backend": "sim"}}})] == ["ok"]
+    (_, unknown) = of({"engines": {"a": {"kind": "sim", "backend": "simm"}}})
+    assert unknown[0] == "error"
+    assert unknown[1].startswith("`engines.a.backend`: no engine of kind 'simm': expected one of ")
+
+
+def test_a_simulated_engine_is_told_from_a_real_one():
+    async def scenario():
+        board = MemoryBoard()
+        await board.write(EngineStatus("sim", "sim", "sim", "w", 1, int(time.time() * 1000), slots=4), 1_000)
+        return await look_at_redis(config_of(), board, "error")
+
+    (found,) = [one for one in asyncio.run(scenario()) if one.subject == "engines.sim"]
+    assert (found.verdict, found.said) == ("ok", "1 workers with 4 slots, serving sim, simulated: no model runs")
 
 
 @pytest.mark.parametrize("absent", ["warning", "error"])

@@ -28,7 +28,7 @@ def world(tmp_path, monkeypatch):
 
     world = World()
     Home(world.home).make()
-    Home(world.home).config.touch()
+    Home(world.home).config.write_text('[engines.sim]\nkind = "sim"\n')
     found = {"kafka": "k", "redis": "r", "delivery": "exactly_once", "config": str(Home(world.home).config)}
     monkeypatch.setattr(demo.stack, "up", lambda *_, **__: found)
     monkeypatch.setattr(demo.stack, "down", world.stopped.append)

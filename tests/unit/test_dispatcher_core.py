@@ -7,7 +7,7 @@ from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Finish, For
 from dispatcher.core.admission import Refused, admit, readmit
 from dispatcher.core.deadlines import SPARE
 from dispatcher.core.machine import GONE_SPARE
-from dispatcher.core.routing import LeastLoaded
+from dispatcher.core.routing import Catalog
 from schemas import EngineStatus, ErrorInfo, RouteAttempt, codecs, headers, parse_config
 from schemas.errors import ErrorCode
 from schemas.messages import Envelope
@@ -111,7 +111,7 @@ def test_a_hint_is_a_preference():
 
 
 def test_what_nobody_serves_is_refused_by_name():
-    policy = LeastLoaded(CONFIG)
+    policy = Catalog(CONFIG)
     assert policy.refusal(request(model="gpt").demand).code is ErrorCode.MODEL_NOT_FOUND
     assert policy.refusal(request(routing_hint="tpu").demand).param == "routing_hint"
     assert policy.refusal(request(model="fast").demand) is None
@@ -308,7 +308,7 @@ def test_a_context_overflow_is_final_only_when_nobody_has_more():
 
 def test_a_feature_that_no_engine_has_is_refused_and_not_waited_for():
     lacking, anybody = ErrorInfo(ErrorCode.UNSUPPORTED_FEATURE, "no chat template"), {"fallback": "any"}
-    pools = [pool for tier in LeastLoaded(CONFIG).tiers(retry(body=anybody).demand) for pool in tier]
+    pools = list(Catalog(CONFIG).ranks(retry(body=anybody).demand))
     assert len(pools) > 1
     some = [RouteAttempt(pools[0], "w1", "retried", lacking)]
     assert decide(machine(), retry(body=anybody, route=some, excluded={pools[0]: 1})) == []

@@ -3,11 +3,12 @@
 from broker.transport.protocol import TopicPartition
 from dispatcher.core import running
 from dispatcher.core.item import NEVER_MS, Demand, Item
-from dispatcher.core.running import Charge, Running
+from dispatcher.core.running import Charge, Done, Running
+from dispatcher.core.shaping import Band
 from schemas.messages import Completion, Envelope
 
 SOURCE = TopicPartition("requests", 0)
-CHARGE = Charge("t", "batch", "m", 10.0, 100.0, 64, 40)
+CHARGE = Charge("t", "batch", "m", 10.0, 100.0, 64, 40, Band.BORROWING, 8)
 
 
 def item(n=0):
@@ -16,7 +17,7 @@ def item(n=0):
 
 
 def done(offset, partition=3):
-    return Completion(partition, offset, 10, 5, 1.0, 2.0, 9.0)
+    return Done(1, Completion(partition, offset, 10, 5, 1.0, 2.0, 9.0))
 
 
 def test_a_completion_settles_the_charge_of_its_record_once():

@@ -76,7 +76,9 @@ class KafkaConsumer:
 
     # -- Consumer -------------------------------------------------------------------------------------------------
 
-    async def poll(self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int) -> list[Record]:
+    async def poll(
+        self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int, each_max: int | None = None
+    ) -> list[Record]:
         """See the protocol."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_ms / 1000
@@ -85,7 +87,7 @@ class KafkaConsumer:
         waited = False
         while True:
             self._must_be_open()
-            records = self._collect(named, records_max)
+            records = self._collect(named, records_max, each_max)
             left_s = until - loop.time()
             if records or left_s <= 0:
                 if not waited:
@@ -167,7 +169,7 @@ class KafkaConsumer:
 
     # -- inside: reading ---------------------------------------------------------------------------------------------
 
-    def _collect(self, named: Sequence[TopicPartition], records_max: int) -> list[Record]:
+    def _collect(self, named: Sequence[TopicPartition], records_max: int, each_max: int | None) -> list[Record]:
         """Take what was fetched; nothing while the assignment is in the balance."""
         inner = self._inner
         if inner is None or self._rejoining is not None:
@@ -186,7 +188,7 @@ class KafkaConsumer:
             raise translate(error, f"reading as a member of {self._group}") from error
         if subscription.reassignment_in_progress:
             return []
-        return take_in_turn(named, self._turn, records_max, lambda tp, most: _take(inner, tp, most))
+        return take_in_turn(named, self._turn, records_max, lambda tp, most: _take(inner, tp, most), each_max)
 
     async def _until_fetched(self, limit_s: float) -> None:
         """Wait until something was fetched, or for the limit."""

@@ -52,7 +52,9 @@ class MemoryConsumer:
 
     # -- Consumer -------------------------------------------------------------------------------------------------
 
-    async def poll(self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int) -> list[Record]:
+    async def poll(
+        self, partitions: Sequence[TopicPartition], records_max: int, timeout_ms: int, each_max: int | None = None
+    ) -> list[Record]:
         """See the protocol."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_ms / 1000
@@ -61,7 +63,8 @@ class MemoryConsumer:
         while True:
             self._must_be_open()
             was = dict(self._positions)
-            records = [] if self._intake_stopped or not self._cluster.is_up else self._collect(named, records_max)
+            reads = self._cluster.is_up and not self._intake_stopped
+            records = self._collect(named, records_max, each_max) if reads else []
             left_s = until - loop.time()
             if records or left_s <= 0:
                 return await self._answer(records, was)
@@ -215,17 +218,17 @@ class MemoryConsumer:
             message = "the consumer is closed"
             raise TransportError(message)
 
-    def _collect(self, named: list[TopicPartition], records_max: int) -> list[Record]:
+    def _collect(self, named: list[TopicPartition], records_max: int, each_max: int | None) -> list[Record]:
         ours = [tp for tp in named if tp in self._positions]
         self._turn += 1
-        return take_in_turn(ours, self._turn, records_max, self._take)
+        return take_in_turn(ours, self._turn, records_max, self._take, each_max)
 
     def _take(self, tp: TopicPartition, records_max: int) -> list[Record]:
         log, position = self._cluster.log(tp), self._positions[tp]
         if not log.first <= position <= log.end:
             message = f"{_text(tp)}: position {position} lies outside of {log.first}..{log.end}"
             raise OffsetGone(message)
-        records, self._positions[tp] = log.read(position, records_max)
+        records, self._positions[tp] = log.read(position, records_max, self._cluster.config.record_bytes_max)
         return records
 
     async def _until_written(self, named: list[TopicPartition], limit_s: float) -> None:

@@ -66,16 +66,19 @@ class PartitionLog:
         self._entries.append((None, None))
         self.wake()
 
-    def read(self, position: int, records_max: int) -> tuple[list[Record], int]:
-        """Read committed records from a position on.
+    def read(self, position: int, records_max: int, bytes_max: int | None = None) -> tuple[list[Record], int]:
+        """Read committed records from a position on: at most so many, and one or else so many bytes.
 
         Returns:
             The records, and the position behind them and behind whatever was skipped.
         """
         records: list[Record] = []
-        stable = self.stable
+        size, stable = 0, self.stable
         while position < stable and len(records) < records_max:
             record, transaction = self._entries[position - self.first]
+            size += 0 if record is None else len(record.value or b"")
+            if records and bytes_max is not None and size > bytes_max:
+                break
             position += 1
             if record is not None and (transaction is None or transaction.state == "committed"):
                 records.append(record)

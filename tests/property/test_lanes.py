@@ -1,0 +1,289 @@
+"""What holds of lanes whatever comes: a model of the partitions, of what is under way, and of terms that end in a crash.
+
+Records of three tenants in two classes lie in two request partitions and one of retries; a lane is a log whose
+transactions leave markers. Everything ends late, in any order, and a divert may be durable without anybody knowing where.
+"""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker.transport.protocol import TopicPartition
+from dispatcher.core.item import NEVER_MS, Demand, Item
+from dispatcher.core.lanes import Lanes, Refusal
+from schemas.config import HopConfig
+from schemas.messages import Envelope
+from schemas.policy import LanesConfig
+
+SOURCES = [TopicPartition("requests", 0), TopicPartition("requests", 1), TopicPartition("retries", 0)]
+OWNERS = [(service_class, tenant) for service_class in ("batch", "interactive") for tenant in "abc"]
+LARGE = 40
+
+
+class Log:
+    """One partition: at each offset a record (owner, bytes, number, where it came from first), or None for a marker."""
+
+    def __init__(self):
+        self.entries, self.finished, self.position = [], set(), 0
+
+    @property
+    def end(self):
+        return len(self.entries)
+
+    def unfinished(self):
+        return [n for n, entry in enumerate(self.entries) if entry is not None and n not in self.finished]
+
+    def skip(self):
+        """Pass over what nobody gets."""
+        while self.position < self.end and (self.entries[self.position] is None or self.position in self.finished):
+            self.position += 1
+
+
+class World:
+    def __init__(self, lanes, records_max, unfinished_max, *, marks, config=None):
+        self.config = config or LanesConfig(records_max=records_max, bytes_max=100)
+        self.hop = HopConfig(unfinished_max=unfinished_max, in_flight_max=60, in_flight_bytes_max=2_000)
+        self.marks, self.now_ms, self.made = marks, 0, 0
+        self.logs = {tp: Log() for tp in SOURCES}
+        self.lane_logs = {TopicPartition("lanes", n): Log() for n in range(lanes)}
+        self.everything = {**self.logs, **self.lane_logs}
+        self.ended, self.refused, self.order = set(), 0, {}
+        self.begin()
+
+    # -- terms ---------------------------------------------------------------------------------------------------------
+
+    def begin(self):
+        """A new term: whatever is not finished is read again."""
+        self.lanes = Lanes(self.config, self.hop, "lanes")
+        self.hand, self.ending, self.diverts = {}, {}, {}
+        self.order = {}
+        for log in self.everything.values():
+            log.position = 0
+        for tp, log in self.lane_logs.items():
+            left = log.unfinished()
+            owner = log.entries[left[0]][0] if left else None
+            self.lanes.seen(tp.partition, owner, log.end, left[0] if left else log.end)
+            log.position = left[0] if left else log.end
+        self.has_inherited = any(log.unfinished() for log in self.everything.values())
+
+    # -- what happens ---------------------------------------------------------------------------------------------------
+
+    def produce(self, owner, source, size):
+        self.made += 1
+        self.logs[source].entries.append((owner, size, self.made, source))
+
+    def read(self, tp, *, cancelled=False):
+        """Take in the next record of a partition, where it may come; whether one did."""
+        log = self.everything[tp]
+        log.skip()
+        in_hand = sum(work[0] == tp for work in self.hand)
+        if log.position >= log.end or in_hand >= self.hop.unfinished_max:
+            return False
+        if tp in self.lane_logs and not self.lanes.takes(tp.partition):
+            return False
+        offset, log.position = log.position, log.position + 1
+        owner, size, number, source = log.entries[offset]
+        item = item_of(owner, tp, offset, size)
+        self.tell_idle()
+        self.lanes.came(item)
+        if cancelled:
+            self.ending[item.work] = number
+            return True
+        free, had = self.has_free_lane(owner), self.in_memory(owner)
+        waiting = self.lanes.count(*owner)
+        place = self.lanes.place(item, self.now_ms)
+        if place is None:
+            self.hand[item.work] = item, number
+            self.check_order(owner, source, number)
+        elif place is Refusal.NO_LANE:
+            assert owner[0] == "interactive"
+            assert tp.topic == "requests", "what was accepted once is not refused later"
+            assert not free, "a lane was free"
+            assert had, "who has nothing in hand is not refused"
+            self.refused += 1
+            self.ending[item.work] = number
+        else:
+            assert tp not in self.lane_logs, "what comes from a lane does not go to one"
+            assert had or waiting or self.has_inherited, "who has nothing anywhere gets in"
+            self.divert(item, number, place, free=free, is_new=not waiting)
+        return True
+
+    def divert(self, item, number, place, *, free, is_new):
+        owner = item.envelope.service_class, item.envelope.tenant
+        others = {self.lane_logs[lane_of(place)].entries[n][0] for n in self.lane_logs[lane_of(place)].unfinished()}
+        others |= {o for _, _, lane, o in self.diverts.values() if lane == place}
+        assert all(other[0] == owner[0] for other in others), "classes do not mix"
+        if free and is_new and not self.has_inherited:
+            assert others <= {owner}, "it shares a lane although one was free"
+        self.diverts[item.work] = item, number, place, owner
+
+    def dispatch(self, n):
+        if self.hand:
+            work = sorted(self.hand)[n % len(self.hand)]
+            item, number = self.hand.pop(work)
+            self.lanes.left(item)
+            self.ending[work] = number
+
+    def commit_end(self, n):
+        if self.ending:
+            work = sorted(self.ending)[n % len(self.ending)]
+            number = self.ending.pop(work)
+            assert number not in self.ended, "ended twice"
+            self.ended.add(number)
+            self.everything[work[0]].finished.add(work[1])
+            self.lanes.sent(work, 0)
+
+    def commit_divert(self, n, *, is_lost=False):
+        if not self.diverts:
+            return
+        sources = sorted({work[0] for work in self.diverts})
+        work = min(work for work in self.diverts if work[0] == sources[n % len(sources)])  # a partition commits in order
+        item, number, place, owner = self.diverts.pop(work)
+        log = self.lane_logs[lane_of(place)]
+        log.entries.append((owner, len(item.value), number, self.everything[work[0]].entries[work[1]][3]))
+        offset = log.end - 1
+        if self.marks:
+            log.entries.append(None)
+        self.everything[work[0]].finished.add(work[1])
+        self.lanes.sent(work, None if is_lost else offset)
+
+    def wait(self, by_ms):
+        self.now_ms += by_ms
+        for item, lane in self.lanes.held_back(self.now_ms):
+            _, number = self.hand.pop(item.work)
+            self.lanes.left(item)
+            self.divert(item, number, lane, free=False, is_new=False)
+            self.order = {}  # what moves for that reason leaves its place
+
+    def tell_idle(self):
+        for tp, log in self.lane_logs.items():
+            log.skip()
+            if not any(work[0] == tp for work in (*self.hand, *self.ending, *self.diverts)):
+                self.lanes.read(tp.partition, log.position)
+
+    # -- what holds ---------------------------------------------------------------------------------------------------
+
+    def in_memory(self, owner):
+        return [item for item, _ in self.hand.values() if owner == (item.envelope.service_class, item.envelope.tenant)]
+
+    def has_free_lane(self, owner):
+        """Whether nothing at all is in some lane, and the owner's class may take one more."""
+        empty = [
+            tp
+            for tp, log in self.lane_logs.items()
+            if not log.unfinished() and all(lane != tp.partition for _, _, lane, _ in self.diverts.values())
+        ]
+        count = len(self.lane_logs)
+        most = count - count // 4 if owner[0] == "batch" else max(1, count - 1)
+        used = sum(any(log.entries[n][0][0] == owner[0] for n in log.unfinished()) for log in self.lane_logs.values())
+        used += sum(any(lane == tp.partition and o[0] == owner[0] for _, _, lane, o in self.diverts.values()) for tp in empty)
+        under_way = {lane for _, _, lane, o in self.diverts.values() if o[0] == owner[0]} - {tp.partition for tp in empty}
+        used += sum(not self.lane_logs[lane_of(lane)].unfinished() for lane in under_way)
+        return bool(empty) and used < most
+
+    def check_order(self, owner, source, number):
+        """An owner's fresh requests of one partition come to memory in their order, also by way of a lane."""
+        if source.topic != "retries":
+            assert number > self.order.get((owner, source), 0) or self.has_inherited
+            self.order[owner, source] = number
+
+    def check(self):
+        counted = {owner: 0 for owner in OWNERS}
+        homes = [owner for owners in self.lanes.owners().values() for owner in owners]
+        assert len(homes) == len(set(homes)), "an owner has two lanes"
+        for tp, log in self.lane_logs.items():
+            sizes = [len(item.value) for work, (item, _) in self.hand.items() if work[0] == tp]
+            assert len(sizes) <= self.config.records_max
+            assert sum(sizes) < self.config.bytes_max + LARGE
+            for n in log.unfinished():
+                if n >= log.position:
+                    counted[log.entries[n][0]] += 1
+        for *_, owner in self.diverts.values():
+            counted[owner] += 1
+        for owner in OWNERS:
+            held = self.in_memory(owner)
+            if len(self.lane_logs) > 1 and not self.has_inherited:
+                fresh = [item for item in held if item.work[0].topic != "retries"]
+                assert len(fresh) <= self.config.records_max
+                assert len(held) <= 2 * self.config.records_max + (owner[0] == "interactive") * self.hop.unfinished_max
+                assert sum(len(item.value) for item in fresh) < self.config.bytes_max + LARGE
+            known = self.lanes.count(*owner)
+            assert known == counted[owner] if not self.has_inherited else known <= counted[owner]
+
+    def drain(self):
+        """Let everything come to its end: nothing is stuck, and every lane is free in the end."""
+        for _ in range(20 * (self.made + 1)):
+            for tp in self.everything:
+                self.read(tp)
+            while self.diverts:
+                self.commit_divert(0)
+            for _ in range(len(self.hand)):
+                self.dispatch(0)
+            while self.ending:
+                self.commit_end(0)
+            self.tell_idle()
+            if len(self.ended) == self.made:
+                break
+        assert self.ended == set(range(1, self.made + 1))
+        assert self.lanes.owners() == {}
+        assert all(self.lanes.count(*owner) == 0 for owner in OWNERS)
+
+
+def lane_of(number):
+    return TopicPartition("lanes", number)
+
+
+def item_of(owner, tp, offset, size):
+    origin = (*tp, offset) if tp.topic == "requests" else ("requests", 9, offset)
+    envelope = Envelope(f"{tp}{offset}", owner[1], owner[0], origin, 0)
+    return Item((tp, offset), envelope, Demand("m", "auto", "any"), 1.0, 1, NEVER_MS, b"x" * size, ())
+
+
+numbers = st.integers(0, 10_000)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("produce"), st.tuples(st.sampled_from(OWNERS), st.sampled_from(SOURCES), st.sampled_from((1, LARGE)))),
+        st.tuples(st.just("burst"), st.tuples(st.sampled_from(OWNERS), st.sampled_from(SOURCES), st.integers(1, 12))),
+        st.tuples(st.just("read"), st.integers(0, 11)),
+        st.tuples(st.just("read_all"), st.just(0)),
+        st.tuples(st.just("cancelled"), st.integers(0, 11)),
+        st.tuples(st.just("dispatch"), numbers),
+        st.tuples(st.just("commit_end"), numbers),
+        st.tuples(st.just("commit_divert"), numbers),
+        st.tuples(st.just("lose_divert"), numbers),
+        st.tuples(st.just("wait"), st.integers(0, 90_000)),
+        st.tuples(st.just("crash"), st.just(0)),
+    ),
+    max_size=120,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(steps, st.sampled_from((1, 2, 4, 5)), st.sampled_from((1, 2, 4)), st.sampled_from((1, 3, 10)), st.booleans())
+def test_whatever_comes_bounds_hold_owners_are_apart_and_every_lane_is_free_in_the_end(
+    taken, lanes, records_max, unfinished_max, marks
+):
+    world = World(lanes, records_max, unfinished_max, marks=marks)
+    for what, how in taken:
+        step(world, what, how)
+        world.check()
+    world.drain()
+
+
+def step(world, what, how):
+    partitions = list(world.everything)
+    if what == "produce":
+        world.produce(*how)
+    elif what == "burst":
+        for _ in range(how[2]):
+            world.produce(how[0], how[1], 1)
+    elif what in {"read", "cancelled"}:
+        world.read(partitions[how % len(partitions)], cancelled=what == "cancelled")
+    elif what == "read_all":
+        while any([world.read(tp) for tp in partitions]):
+            pass
+    elif what == "lose_divert":
+        world.commit_divert(how, is_lost=True)
+    elif what == "crash":
+        world.begin()
+    else:
+        getattr(world, what)(how)
