@@ -195,7 +195,7 @@ class Dispatcher:
             band,
             choice.worker.slots,
         )
-        self._running.sending(item.work, pool, partition, charge)
+        self._running.sending(item, pool, partition, charge)
         self._fleet.sending(pool, partition, item.service_class)
         return Forward(item, pool, choice.worker.status.worker, partition, choice.placement)
 
