@@ -65,13 +65,14 @@ def guarantee(line: Line, spread: Spread, rounds: int) -> list[dict[str, Any]]:
     for seed in range(1, rounds + 1):
         runs = shipped_runs("aggressor", seed)
         small, _ = runs.scenario.traffic
-        ends_s = small.last_s or runs.scenario.duration_s
+        began_s, silent_s, end_s = runs.scenario.warmup_s, small.last_s or 0.0, runs.scenario.duration_s
         for policy in runs.scenario.policies:
             ran = runs.run(policy)
-            offered_ms = _per_s(runs) * (ends_s - runs.scenario.warmup_s)
-            got_ms = _work_ms(ran, "small", runs.scenario.warmup_s, ends_s)
-            shares.setdefault(policy, []).append(got_ms / offered_ms)
-            rates.setdefault(policy, []).append(_work_ms(ran, "aggressor", ends_s + QUIET_S, runs.scenario.duration_s))
+            offered_ms = _per_s(runs) * (silent_s - began_s)
+            shares.setdefault(policy, []).append(_work_ms(ran, "small", began_s, silent_s) / offered_ms)
+            tenants = ("aggressor",) if policy == "forebay" else ("aggressor", "small")  # a FIFO has the small one's backlog
+            done_ms = sum(_work_ms(ran, tenant, silent_s + QUIET_S, end_s) for tenant in tenants)
+            rates.setdefault(policy, []).append(done_ms)
     ours, fifo = shares["forebay"], shares["pooled_fifo"]
     borrowed = [o / b for o, b in zip(rates["forebay"], rates["pooled_fifo"], strict=True)]
     metric = "of its guarantee, a tenant beside one that asks for ten times as much (simulated)"
