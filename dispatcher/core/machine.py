@@ -41,9 +41,12 @@ from dispatcher.core.routing import Choice, Router
 from dispatcher.core.running import Charge, Done, Running
 from dispatcher.core.shaping import PoolRates, Shaper
 from dispatcher.core.turns import BlockKey
+from dispatcher.core.view import look
+from dispatcher.core.whereabouts import Whereabouts
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import EngineStatus, ErrorInfo
+from schemas.questions import DispatcherState, Where
 from schemas.topics import Topics
 
 _EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed while it waited", "deadline")
@@ -71,6 +74,7 @@ class Dispatcher:
         self._router = Router(config, self._fleet, self._predictor, self._rates)
         self._lanes = Lanes(config.dispatcher.lanes, config.dispatcher.hop, Topics(config.kafka.topic_prefix).lanes)
         self._limits = Limits(config.dispatcher.admission, self._tenants, self._queue, self._lanes, self._router)
+        self._whereabouts = Whereabouts(self._tenants, self._queue, self._shaper, self._router, self._rates)
         self._running = Running()
         self._in_hand: dict[Work, Item] = {}  # queued or delayed
         self._deadlines = Deadlines(self._in_hand)
@@ -111,34 +115,58 @@ class Dispatcher:
             self._lanes.read(event.partition, event.position)
         return []
 
+    def where(self, request_id: str, tenant: str | None, now_ms: int) -> list[Where]:
+        """Say where the requests of an id are that are in hand, and why they wait.
+
+        Args:
+            request_id: The id.
+            tenant: Whose; None for anybody's.
+            now_ms: Unix time.
+        """
+        delayed_ms = {item.work: at_ms for at_ms, _, item in self._delayed if not item.dropped}
+        return self._whereabouts.find(self._in_hand.values(), delayed_ms, request_id, tenant, now_ms)
+
+    def state(self, tenant: str | None, now_ms: int) -> DispatcherState:
+        """Give all that routing goes by; of what was learned of answers only one tenant's, where it is given."""
+        held = self._tenants, self._pools, self._router, self._predictor, self._shaper, self._rates, self._in_hand.values()
+        return look(self._config, *held, tenant, now_ms)
+
     # -- a request comes ----------------------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now_ms: int) -> list[Effect]:
         item = event.item
-        self._lanes.came(item)
-        if event.is_cancelled:
-            return [Finish(item, "cancelled", _CANCELLED_EARLY)]
-        item.demand = self._router.demand(item)
-        error = self._router.refusal(item.demand) or self._router.final_error(item)
-        if error is not None:
-            return [Finish(item, "rejected", error)]
-        if item.envelope.hop >= self._config.dispatcher.max_hops:
-            message = f"handed back {item.envelope.hop} times: no engine kept it"
-            return [Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))]
-        model = item.demand.model
-        if item.size_bytes is not None:
-            item.input_tokens = self._predictor.input_tokens(model, item.size_bytes)
-        item.output_tokens = self._predictor.expected_output(item.tenant, model, item.max_output_tokens)
-        if item.is_new and (error := self._limits.refusal(item, now_ms)) is not None:
-            return [Finish(item, "rejected", error)]
         effects: list[Effect] = []
+        self._lanes.came(item)
+        if item.size_bytes is not None:
+            item.input_tokens = self._predictor.input_tokens(item.demand.model, item.size_bytes)
+        refused = Finish(item, "cancelled", _CANCELLED_EARLY) if event.is_cancelled else self._refusal(item, now_ms)
+        if refused is not None:
+            return [refused]
         if not self._is_decided and self._lanes.has_excess(item):
             effects = self._decide(now_ms)  # what can be dispatched makes room
         place = self._lanes.place(item, now_ms)
         if isinstance(place, Refusal):
-            return [*effects, Finish(item, "rejected", self._limits.no_lane(item, place.value))]
-        if place is not None:
-            return [*effects, Divert(item, place)]
+            effects.append(Finish(item, "rejected", self._limits.no_lane(item, place.value)))
+        elif place is not None:
+            effects.append(Divert(item, place))
+        else:
+            self._take_in(item, now_ms)
+        return effects
+
+    def _refusal(self, item: Item, now_ms: int) -> Finish | None:
+        """Learn what a request needs; end it where it cannot be served, or should not be taken in."""
+        item.demand = demand = self._router.demand(item)
+        error = self._router.refusal(demand) or self._router.final_error(item)
+        if error is not None:
+            return Finish(item, "rejected", error)
+        if item.envelope.hop >= self._config.dispatcher.max_hops:
+            message = f"handed back {item.envelope.hop} times: no engine kept it"
+            return Finish(item, "failed", ErrorInfo(ErrorCode.UNHEALTHY, message))
+        item.output_tokens = self._predictor.expected_output(item.tenant, demand.model, item.max_output_tokens)
+        error = self._limits.refusal(item, now_ms) if item.is_new else None
+        return None if error is None else Finish(item, "rejected", error)
+
+    def _take_in(self, item: Item, now_ms: int) -> None:
         self._is_decided = False
         self._in_hand[item.work] = item
         self._deadlines.push(item)
@@ -148,7 +176,6 @@ class Dispatcher:
             heapq.heappush(self._delayed, (min(item.envelope.not_before_ms, latest_ms), self._count, item))
         else:
             self._queue.push(item)
-        return effects
 
     # -- it goes ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +222,7 @@ class Dispatcher:
             band,
             choice.worker.slots,
         )
-        self._running.sending(item, pool, partition, charge)
+        self._running.sending(item.work, pool, partition, charge)
         self._fleet.sending(pool, partition, item.service_class)
         return Forward(item, pool, choice.worker.status.worker, partition, choice.placement)
 
