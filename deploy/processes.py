@@ -13,7 +13,7 @@ from dispatcher.service import DispatcherService
 from engine_consumers.errors import ENGINE_DEAD
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
-from memory_coordinator import RedisSeenLog, StatusBoard
+from memory_coordinator import RedisAsking, RedisSeenLog, StatusBoard
 from memory_coordinator.board import Board
 from schemas.config import Config
 from schemas.errors import ConfigError
@@ -37,13 +37,16 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
     bounds = config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max
     seen_log = RedisSeenLog(config.redis, config.kafka.topic_prefix, *bounds)
+    asking = RedisAsking(config.redis, config.kafka.topic_prefix)
     relax_collector()
     try:
         await reach(transport, board)
-        service = DispatcherService(config, transport, board, name or default_name("dispatcher"), seen_log=seen_log)
+        named = name or default_name("dispatcher")
+        service = DispatcherService(config, transport, board, named, seen_log=seen_log, asking=asking)
         on_stop(service.stop)
         await service.run()
     finally:
+        await asking.close()
         await seen_log.close()
         await board.close()
         await transport.close()
@@ -70,12 +73,14 @@ async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = 
         message = f"`engines.{engine}`: {error}"
         raise ConfigError(message) from None
     transport, board = connect(config.kafka), StatusBoard(config.redis, config.kafka.topic_prefix)
+    asking = RedisAsking(config.redis, config.kafka.topic_prefix)
     try:
         await reach(transport, board)
-        worker = Worker(config, engine, made, transport, board, name or default_name(engine))
+        worker = Worker(config, engine, made, transport, board, name or default_name(engine), asking=asking)
         on_stop(worker.stop)
         await worker.run()
     finally:
+        await asking.close()
         await board.close()
         await transport.close()
     return ENGINE_DEAD if worker.engine_died else 0

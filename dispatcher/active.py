@@ -6,6 +6,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import structs
+
 from broker.transport.control_log import ControlLog
 from broker.transport.errors import TransportError
 from broker.transport.handler import Place, Work
@@ -19,7 +21,6 @@ from dispatcher.core import (
     Arrived,
     Cancelled,
     Dispatcher,
-    Divert,
     Dropped,
     Effect,
     Finish,
@@ -42,7 +43,8 @@ from schemas import codecs, headers
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
-from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, ServiceClass
+from schemas.messages import EngineStatus, ErrorInfo, InferenceResult, Placement, ServiceClass
+from schemas.questions import Answer, Question, WhereIs
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.dispatcher")
@@ -136,6 +138,18 @@ class Active:
         if self._machine.queued:
             self._hop.pump()
 
+    def answer(self, question: Question, name: str) -> Answer:
+        """Answer a question that was asked of this process.
+
+        Args:
+            question: What is asked.
+            name: The process's.
+        """
+        now_ms = self._clock()
+        if isinstance(question, WhereIs):
+            return Answer(name, "dispatcher", self._machine.where(question.id, question.tenant, now_ms))
+        return Answer(name, "dispatcher", state=self._machine.state(question.tenant, now_ms))
+
     @property
     def queued(self) -> int:
         """Requests in hand that wait for an engine."""
@@ -226,18 +240,19 @@ class Active:
     # -- effects ---------------------------------------------------------------------------------------------------------
 
     def _do(self, effects: list[Effect]) -> None:
+        is_told = log.isEnabledFor(logging.DEBUG)
         for effect in effects:
-            if isinstance(effect, Forward):
-                item = effect.item
-                topic = self._topics.engine(effect.pool)
-                output = self._outputs.forward(topic, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            elif isinstance(effect, Divert):
-                item = effect.item
-                output = self._outputs.forward(self._lanes_topic, effect.partition, item.envelope, item.value, item.headers)
-                self._hop.finish(item.work, [output])
-            else:
+            if isinstance(effect, Finish):
                 self._finish(effect)
+                continue
+            item = effect.item
+            envelope, topic = item.envelope, self._lanes_topic
+            if isinstance(effect, Forward):
+                envelope, topic = structs.replace(envelope, placement=effect.placement), self._topics.engine(effect.pool)
+                if is_told:
+                    _tell(effect)
+            output = self._outputs.forward(topic, effect.partition, envelope, item.value, item.headers)
+            self._hop.finish(item.work, [output])
 
     def _finish(self, effect: Finish) -> None:
         item, envelope = effect.item, effect.item.envelope
@@ -342,6 +357,24 @@ class Active:
         if found != self._partitions:
             self._partitions = found
             await self._hop.assign(found)
+
+
+def _tell(forward: Forward) -> None:
+    """Log where a request goes, with the fields that `forebay explain` shows."""
+    item, placement = forward.item, forward.placement or Placement()
+    log.debug(
+        "routed id=%s tenant=%s class=%s pool=%s worker=%s reason=%s wanted=%s why_not=%s stands_in=%s predicted_ms=%s",
+        item.envelope.id,
+        item.tenant,
+        item.service_class,
+        forward.pool,
+        forward.worker,
+        placement.reason,
+        placement.wanted,
+        placement.why_not,
+        placement.stands_in,
+        placement.predicted_ms,
+    )
 
 
 def _original(item: Item) -> Record:

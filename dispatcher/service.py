@@ -15,9 +15,11 @@ from broker.transport.protocol import Consumer, Membership, TopicPartition, Tran
 from broker.transport.tasks import end
 from dispatcher.active import Active, now_ms
 from dispatcher.plugins import ready_plugins
+from memory_coordinator.asking import Asking
 from memory_coordinator.board import Board
 from memory_coordinator.seen import SeenLog
 from schemas.config import Config
+from schemas.questions import Answer, Question
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.dispatcher")
@@ -36,6 +38,7 @@ class DispatcherService:
         name: Client id in the election.
         clock: Unix time in milliseconds.
         seen_log: Where a term leaves the requests seen lately for the next one; None: nowhere.
+        asking: Over which it is asked what it has in hand; None: nobody asks.
 
     Raises:
         ConfigError: A plugin of routing cannot be loaded, or is not known.
@@ -50,10 +53,11 @@ class DispatcherService:
         *,
         clock: Callable[[], int] = now_ms,
         seen_log: SeenLog | None = None,
+        asking: Asking | None = None,
     ) -> None:
         ready_plugins(config.routing)
         self._config, self._transport, self._board, self._name = config, transport, board, name
-        self._clock, self._seen_log = clock, seen_log
+        self._clock, self._seen_log, self._asking = clock, seen_log, asking
         self._topics = Topics(config.kafka.topic_prefix)
         self._elected = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -72,13 +76,14 @@ class DispatcherService:
             TransportError: When a term ends for a reason that waiting does not mend.
         """
         self._control = await self._transport.subscribe([self._topics.control], self._topics.election_group, self, self._name)
-        watch = asyncio.ensure_future(self._watch())
+        works = [self._watch()] if self._asking is None else [self._watch(), self._asking.answer(self._answer)]
+        background = [asyncio.ensure_future(work) for work in works]
         try:
             while not self._stopping.is_set():
                 await self._poll_control()
                 await self._serve_or_stand_by()
         finally:
-            await end(watch)
+            await end(*background)
             try:
                 await self._end_term()
             finally:
@@ -133,6 +138,11 @@ class DispatcherService:
             message = "the service does not run"
             raise RuntimeError(message)
         return self._control
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, question: Question) -> Answer:
+        return Answer(self._name, "standby") if self._active is None else self._active.answer(question, self._name)
 
     # -- status -------------------------------------------------------------------------------------------------------------
 

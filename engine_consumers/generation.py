@@ -39,6 +39,11 @@ class Generation:
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
 
+    @property
+    def started_ms(self) -> int:
+        """When it began (Unix time)."""
+        return self._started_ms
+
     def timing(self) -> Timing:
         """Where the time went until now."""
         now = self._clock()

@@ -24,6 +24,7 @@ from broker.transport.outputs import REASON_CHARS_MAX, Outputs
 from broker.transport.protocol import Outgoing, Producer, Record, TopicPartition, Transport
 from broker.transport.suspicion import ALONE_FROM, crashes_of, note_of
 from broker.transport.tasks import end
+from engine_consumers.answers import answer
 from engine_consumers.chunks import ChunkPublisher
 from engine_consumers.core.completions import Completions
 from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
@@ -34,11 +35,13 @@ from engine_consumers.engine import Engine
 from engine_consumers.errors import EngineError
 from engine_consumers.generation import Generation
 from engine_consumers.job import Job
+from memory_coordinator.asking import Asking
 from memory_coordinator.board import Board
 from schemas import codecs, headers, ids
 from schemas.config import Config
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import Completion, EngineStatus, ErrorInfo, run_id
+from schemas.questions import Answer, Question
 from schemas.topics import Topics
 
 log = logging.getLogger("forebay.worker")
@@ -70,6 +73,7 @@ class Worker:
         board: Where the status is published.
         worker: This worker's name, unique in its pool.
         clock: Unix time in milliseconds.
+        asking: Over which it is asked what it has in hand; None: nobody asks.
     """
 
     def __init__(
@@ -82,9 +86,10 @@ class Worker:
         worker: str,
         *,
         clock: Callable[[], int] = now_ms,
+        asking: Asking | None = None,
     ) -> None:
         self._config, self._name, self._engine, self._transport, self._board = config, name, engine, transport, board
-        self._spec, self._clock = config.engines[name], clock
+        self._spec, self._clock, self._asking = config.engines[name], clock, asking
         self._topics = Topics(config.kafka.topic_prefix)
         self._runner = Runner(name, config.pool(name), worker, clock())
         self._use(config.topics.result_partitions)
@@ -120,7 +125,8 @@ class Worker:
             client_id = f"{self._runner.worker}@{self._runner.epoch}"  # a worker that comes back is another one
             await self._hop.subscribe(self._topics.engine(self._runner.pool), client_id)
             watches = self._watch_engine(), self._watch_runs(), self._control.run(self._cancelled)
-            background = [asyncio.ensure_future(each) for each in (self._chunks.run(), self._publish_status(), *watches)]
+            asked = () if self._asking is None else (self._asking.answer(self._answer),)
+            background = [asyncio.ensure_future(each) for each in (self._chunks.run(), self._publish_status(), *watches, *asked)]
             log.info("worker_up engine=%s worker=%s", self._name, self._runner.worker)
             await self._hop.run()
         finally:
@@ -419,6 +425,9 @@ class Worker:
             completed=self._completions.count,
             completions=self._completions.to_tell(),
         )
+
+    def _answer(self, question: Question) -> Answer:
+        return answer(question, self._runner, list(self._jobs.values()))
 
     async def _watch_engine(self) -> None:
         """When the engine dies, hand back what it ran and end the process: its supervisor starts a new one."""

@@ -7,18 +7,14 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from typing import cast
-from urllib.parse import urlsplit, urlunsplit
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from memory_coordinator.board import EXPIRY_HEARTBEATS
+from memory_coordinator.connecting import connect, unreachable
 from schemas import codecs, headers
-from schemas.addresses import REDIS_EXAMPLE
 from schemas.config import RedisConfig
-from schemas.errors import ConfigError, InvalidMessage
+from schemas.errors import InvalidMessage
 from schemas.messages import EngineStatus
 
 log = logging.getLogger("forebay.status")
@@ -39,20 +35,7 @@ class StatusBoard:
     """
 
     def __init__(self, config: RedisConfig, prefix: str) -> None:
-        timeout_s = config.timeout_ms / 1000
-        try:
-            self._redis = Redis.from_url(
-                config.url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 1),  # every call here is idempotent
-            )
-            # An option that the client does not know is told by its first connection.
-            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError) as error:
-            message = f"`redis.url`: {error}: expected a URL as in {REDIS_EXAMPLE}"
-            raise ConfigError(message) from None
-        self._url, self._prefix = config.url, prefix
+        self._config, self._redis, self._prefix = config, connect(config), prefix
         self._channel = f"{prefix}:status"
 
     async def check(self) -> None:
@@ -64,12 +47,7 @@ class StatusBoard:
         try:
             await self._redis.ping()
         except (RedisError, OSError) as error:
-            message = (
-                f"cannot reach Redis at {_without_password(self._url)} ({type(error).__name__}): "
-                "start it with `forebay local up`, "
-                "or set redis.url in forebay.toml / FOREBAY_REDIS__URL"
-            )
-            raise ConnectionError(message) from None
+            raise unreachable(self._config, error) from None
 
     async def write(self, status: EngineStatus, heartbeat_ms: int) -> None:
         """Publish one worker's snapshot; it expires after five heartbeats."""
@@ -129,10 +107,3 @@ class StatusBoard:
 
     def _key(self, pool: str, worker: str) -> str:
         return f"{self._prefix}:status:{pool}:{worker}"
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"))

@@ -68,10 +68,12 @@ class KafkaConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RedisConfig(Struct, frozen=True, forbid_unknown_fields=True):
-    """Where engine status and memory leases live."""
+    """Where engine status and memory leases live, and over which running processes are asked."""
 
     url: str = "redis://127.0.0.1:6379/0"
     timeout_ms: Positive = 2_000
+    questions_per_s_max: Positive = 20  # that a process answers; more are passed over
+    answer_bytes_max: Positive = 4 * 2**20
 
 
 class TopicsConfig(Struct, frozen=True, forbid_unknown_fields=True):

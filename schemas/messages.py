@@ -162,9 +162,11 @@ class Placement(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         reason: The preference that was followed (`hint`, `long_context`, `low_latency`), `least_cost` among several, or
-            `only` where no other engine could take it.
-        wanted: The kind or pool that was preferred and not taken.
-        why_not: What kept it from there: `full`, or the filter that it did not pass.
+            `only` where no other engine that serves it as well had a slot.
+        wanted: The kind that was preferred and not taken, or, where another model stands in, the pool that serves the one
+            asked for.
+        why_not: What kept it from there: `full` (no free slot, or over `preferred_load_max`), the filter that it did not
+            pass, or `model`, which nobody of that kind serves.
         stands_in: Another model than the one asked for.
         predicted_ttft_ms: Until the first token, from the moment it was sent.
         predicted_ms: Until the end.

@@ -11,7 +11,7 @@ from broker.transport.protocol import Outgoing, TopicPartition
 from dispatcher.service import DispatcherService
 from engine_consumers.registry import load
 from engine_consumers.worker import Worker
-from memory_coordinator import MemoryBoard, MemorySeenLog
+from memory_coordinator import MemoryAsking, MemoryBoard, MemorySeenLog
 from schemas import Topics, codecs, parse_config
 
 TOPICS = Topics()
@@ -34,7 +34,7 @@ class Stack:
     """One cluster with its processes; every process may be killed."""
 
     def __init__(self, config):
-        self.config, self.board = config, MemoryBoard()
+        self.config, self.board, self.asking = config, MemoryBoard(), MemoryAsking(config.redis)
         self.seen_log = MemorySeenLog(config.dispatcher.idempotency_window_ms, config.dispatcher.idempotency_ids_max)
         self.cluster = MemoryCluster(config.kafka, clock=lambda: self.clock() / 1000)
         self.tasks, self.ways = {}, {}
@@ -57,13 +57,14 @@ class Stack:
         await admin.ensure(TOPICS.specs(self.config.topics, self.config.pools), 1, 1)
 
     def dispatcher(self, name="d"):
-        service = DispatcherService(self.config, self.way(name), self.board, name, clock=self.clock, seen_log=self.seen_log)
+        more = {"clock": self.clock, "seen_log": self.seen_log, "asking": self.asking}
+        service = DispatcherService(self.config, self.way(name), self.board, name, **more)
         self.tasks[name] = asyncio.ensure_future(service.run())
         return service
 
     def worker(self, name="w", engine="sim"):
         made = load(self.config.engines[engine])
-        worker = Worker(self.config, engine, made, self.way(name), self.board, name, clock=self.clock)
+        worker = Worker(self.config, engine, made, self.way(name), self.board, name, clock=self.clock, asking=self.asking)
         self.tasks[name] = asyncio.ensure_future(worker.run())
         return worker
 

@@ -117,7 +117,7 @@ class Settings:
         if name not in held and _says_something(patch) and len(held) >= bound:
             kind = "tenants" if isinstance(change, TenantSettings) else "engines"
             return f"the settings of {bound} {kind} differ already (dispatcher.steered_max): reset some of them"
-        return _fault(self._tenant(name, patch)) if isinstance(patch, TenantPatch) else None
+        return self._disagreement(name, patch) if isinstance(patch, TenantPatch) else None
 
     # -- keeping ------------------------------------------------------------------------------------------------------
 
@@ -168,6 +168,21 @@ class Settings:
         self.version += 1
         return None
 
+    def _disagreement(self, tenant: str, patch: TenantPatch) -> str | None:
+        """Say what is wrong with a tenant's whole setting, by itself and beside all others, or None."""
+        wanted, before = self._tenant(tenant, patch), self._tenant(tenant, self._tenants.get(tenant, TenantPatch()))
+        if (fault := _fault(wanted)) is not None:
+            return fault
+        for rate in _RATES:
+            limit, guaranteed = getattr(self._config.dispatcher.cell, f"{rate}_max"), getattr(wanted, rate) or 0.0
+            if limit is None or guaranteed <= (getattr(before, rate) or 0.0):
+                continue
+            others = {**self._config.tenants, **self.tenants()}
+            total = sum(getattr(one, rate) or 0.0 for name, one in others.items() if name != tenant) + guaranteed
+            if total > limit:
+                return f"`{rate}`: all tenants together would be guaranteed {total:g}, and the cell has {limit:g}"
+        return None
+
     def _tenant(self, tenant: str, patch: TenantPatch) -> TenantConfig:
         return _over(self.tenant_base(tenant), patch)
 
@@ -205,5 +220,5 @@ def _fault(settings: TenantConfig) -> str | None:
     for rate in _RATES:
         guaranteed, most = getattr(settings, rate), getattr(settings, f"{rate}_max")
         if guaranteed is not None and most is not None and guaranteed > most:
-            return f"`{rate}`: expected at most `{rate}_max` ({most:g}), got {guaranteed:g}"
+            return f"`{rate}`: expected at most its `{rate}_max` ({most:g}), got {guaranteed:g}"
     return None

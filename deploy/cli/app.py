@@ -14,6 +14,8 @@ COMMANDS = {
     "submit": ("deploy.cli.submit:submit", "Send one request and print its answer."),
     "batch": ("deploy.cli.batch:batch", "Run files of OpenAI batch lines."),
     "results": ("deploy.cli.results:results", "Read results, past ones and those that come."),
+    "status": ("deploy.cli.status:status", "Say where a request is, and why it waits."),
+    "explain": ("deploy.cli.explain:explain", "Explain where a request would go, and why."),
     "cancel": ("deploy.cli.cancel:cancel", "Cancel a request, a batch, or all that a tenant has asked."),
     "tenants": ("deploy.cli.tenants:tenants", "Shares, rates and pauses of tenants, while it runs."),
     "dead-letters": ("deploy.cli.dead_letters:dead_letters", "List, show and put back what could not be served."),

@@ -20,6 +20,8 @@ def whole(value: Any) -> Any:  # noqa: ANN401 - whatever a message holds
         return {name: whole(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, list):
         return [whole(item) for item in value]
+    if isinstance(value, dict):
+        return {name: whole(below) for name, below in value.items()}
     return value
 
 

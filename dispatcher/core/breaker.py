@@ -21,11 +21,13 @@ one that works that a pool's count would shut the healthy one out.
 | poison | nothing: the request kills whoever takes it | neither |
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import IntEnum
+from typing import Literal
 
 from schemas.errors import ErrorCode
 from schemas.policy import BreakerConfig
+from schemas.questions import BreakerSeen
 
 FAILURES = frozenset({ErrorCode.INTERNAL, ErrorCode.TIMEOUT, ErrorCode.UNHEALTHY})
 NEVER = float("inf")
@@ -211,6 +213,26 @@ class Breakers:
             del breakers[worker]
         if gone or any([breakers[worker].know(epochs[worker]) for worker in breakers]):  # noqa: C419 - each must know
             self._changed()
+
+    def seen(self) -> list[BreakerSeen]:
+        """Those that are not closed, by pool and worker."""
+        found = []
+        for pool, breakers in sorted(self._pools.items()):
+            for worker, one in sorted(breakers.items()):
+                if one.state is not State.CLOSED:
+                    until_ms = None if one.turn_ms == NEVER else one.turn_ms
+                    state: Literal["half_open", "open"] = "open" if one.state is State.OPEN else "half_open"
+                    found.append(BreakerSeen(pool, worker, one.epoch, state, one.open_ms, until_ms, one.probing))
+        return found
+
+    def restore(self, seen: Iterable[BreakerSeen]) -> None:
+        """Let these be as they were seen."""
+        for one in seen:
+            breaker = self._pools.setdefault(one.pool, {})[one.worker] = Breaker(self._config, one.epoch)
+            breaker.state = State.OPEN if one.state == "open" else State.HALF_OPEN
+            breaker.open_ms, breaker.probing = one.open_ms, one.probing
+            breaker.turn_ms = NEVER if one.until_ms is None else one.until_ms
+        self._changed()
 
     def _changed(self) -> None:
         self.version += 1

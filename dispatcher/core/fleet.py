@@ -271,8 +271,8 @@ class Fleet:
         if worker.start >= min(worker.slots * self._runway_factor, UNFINISHED_MAX):
             worker.start = None
 
-    def start_slowly(self, worker: Worker, start: int) -> None:
-        """Give a worker so many at first, and twice as many with each that it finishes."""
+    def start_slowly(self, worker: Worker, start: int | None) -> None:
+        """Give a worker so many at first, and twice as many with each that it finishes; None: all that it takes."""
         worker.start = start
         worker.bound(self._runway_factor)
         self._weigh(worker.pool)

@@ -31,8 +31,8 @@ class Demand(NamedTuple):
     Attributes:
         excluded: Who handed it back, the latest last.
         features: What the engine must have, sorted.
-        context: Tokens that the engine must take, rounded up to the next limit that an engine has, so that there are few
-            demands; 0 where any will do.
+        context: Tokens that the engine must take: one more than the next lower limit that an engine has, so that there are
+            few demands and an engine with a limit between is not ruled out; 0 where any will do.
     """
 
     model: str

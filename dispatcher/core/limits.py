@@ -41,7 +41,9 @@ class Limits:
         given = self._tenants.get(item.tenant)
         most = (given.queue_max if given is not None else None) or self._config.queue_max
         if most is not None and (waiting := self.waiting(item)) >= most:
-            name = f"tenants.{item.tenant}.queue_max" if given is not None and given.queue_max else "dispatcher.admission.queue_max"
+            name = (
+                f"tenants.{item.tenant}.queue_max" if given is not None and given.queue_max else "dispatcher.admission.queue_max"
+            )
             message = f"tenant {item.tenant!r} has {waiting} requests waiting: at most {most} may ({name})"
             return ErrorInfo(ErrorCode.CAPACITY_EXCEEDED, message, "tenant", self._retry_after_ms(item))
         if item.deadline_ms < NEVER_MS and self._config.deadline == "refuse" and item.deadline_ms > now_ms:

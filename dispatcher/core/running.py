@@ -7,7 +7,7 @@ the charge it has.
 
 from typing import NamedTuple
 
-from dispatcher.core.item import Item, Work
+from dispatcher.core.item import Work
 from dispatcher.core.shaping import Band
 from schemas.messages import Completion, ServiceClass
 
@@ -58,9 +58,9 @@ class Running:
         """Charges held."""
         return len(self._sending) + len(self._sent)
 
-    def sending(self, item: Item, pool: str, partition: int, charge: Charge) -> None:
+    def sending(self, work: Work, pool: str, partition: int, charge: Charge) -> None:
         """A request is on its way to a pool's partition."""
-        self._sending[item.work] = pool, partition, charge
+        self._sending[work] = pool, partition, charge
 
     def sent(self, work: Work, offset: int | None) -> tuple[str, int, Charge, Done | None] | None:
         """Take in where it went, None where nobody knows.

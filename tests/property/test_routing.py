@@ -1,15 +1,17 @@
 """Routing over random fleets and requests: the fast way and the full one agree, and nobody waits beside an idle engine."""
 
+import random
+
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing_world import NOW, STALE_MS, Plain, World
 
 from dispatcher.core.fleet import BUSY_MS
 from dispatcher.core.item import NEVER_MS, Excluded
-from dispatcher.core.routing import engine_filter, plugins, scorer
+from dispatcher.core.routing import Explanation, engine_filter, plugins, scorer
 from schemas import parse_config
 from schemas.errors import ErrorCode
-from schemas.messages import Completion
 from schemas.policy import FILTERS, SCORERS, PoolSettings
 
 POOLS = ("a", "b", "c", "d")
@@ -58,55 +60,46 @@ CONFIGS = {
     "plain": parse_config({"engines": ENGINES, **NAMES}),
     "costly": parse_config({"engines": ENGINES, **NAMES, "routing": ALL_PLUGINS}),
 }
-few = st.integers(0, 3)
-tokens = st.sampled_from([10, 100, 500, 5_000, 40_000])
-statuses = st.fixed_dictionaries(
-    {
-        "pool": st.sampled_from(POOLS),
-        "worker": st.sampled_from(["w1", "w2", "w3"]),
-        "age": st.sampled_from([0, 100, STALE_MS, STALE_MS + 1]),
-        "epoch": st.integers(1, 2),
-        "slots": st.integers(1, 4),
-        "running": few,
-        "queue_depth": few,
-        "batch_load": few,
-        "interactive_slots": st.integers(0, 1),
-        "is_healthy": st.sampled_from([True, True, True, False]),
-        "max_context": st.sampled_from([None, 4_096, 65_536]),
-        "trained_context": st.sampled_from([None, 2_048]),
-        "features": st.sampled_from([[], ["chat"], ["chat", "seed"]]),
-        "kv_cache_usage": st.sampled_from([None, 0.5, 0.95]),
-        "gpu_temperature_c": st.sampled_from([None, 70.0, 84.0, 99.0]),
-        "avg_latency_ms": st.sampled_from([None, 20.0, 900.0]),
+SETTINGS = PoolSettings(tokens_per_s_max=5.0)
+TOKENS = [10, 100, 500, 5_000, 40_000]
+
+
+def some_status(dice):
+    slots = dice.randint(1, 5)
+    return {
+        "pool": dice.choice(POOLS),
+        "worker": dice.choice(["w1", "w2", "w3"]),
+        "age": dice.choice([0, 0, 100, STALE_MS]),
+        "epoch": dice.choice([1, 1, 1, 2]),
+        "slots": slots,
+        "running": dice.randint(0, slots),
+        "queue_depth": dice.choice([0, 0, 0, 1, 2]),
+        "batch_load": dice.randint(0, slots),
+        "interactive_slots": dice.randint(0, 1),
+        "is_healthy": dice.random() < 0.95,
+        "max_context": dice.choice([None, 65_536, 65_536, 4_096]),
+        "trained_context": dice.choice([None, None, 2_048]),
+        "features": dice.choice([[], ["chat", "seed"], ["chat"]]),
+        "kv_cache_usage": dice.choice([None, 0.5, 0.9, 0.95]),
+        "gpu_temperature_c": dice.choice([None, 70.0, 84.0, 99.0]),
+        "avg_latency_ms": dice.choice([None, 20.0, 900.0]),
     }
-)
-asked = st.fixed_dictionaries(
-    {
-        "model": st.sampled_from(["auto", "one", "first", "two", "three", "chat"]),
-        "hint": st.sampled_from(["auto", "auto", "ssm", "moe", "sim"]),
-        "fallback": st.sampled_from(["any", "same_model", "none"]),
-        "service_class": st.sampled_from(["interactive", "batch"]),
-        "input_tokens": tokens.map(float),
-        "max_output_tokens": st.sampled_from([1, 20, 90]),
-        "slo_ms": st.sampled_from([None, 50, 400]),
-        "deadline_ms": st.sampled_from([NEVER_MS, NOW + 30, NOW + 5_000]),
-        "features": st.sampled_from([(), ("seed",)]),
-        "excluded": st.lists(
-            st.builds(Excluded, st.sampled_from(POOLS), st.integers(1, 2), st.sampled_from(["w1", "w2", None])),
-            max_size=2,
-            unique_by=lambda one: one.pool,
-        ).map(tuple),
+
+
+def some_request(dice):
+    pools = dice.sample(POOLS, dice.choice([0, 0, 0, 1, 2]))
+    return {
+        "model": dice.choice(["auto", "auto", "one", "first", "two", "three", "chat"]),
+        "hint": dice.choice(["auto", "auto", "auto", "ssm", "moe", "sim"]),
+        "fallback": dice.choice(["any", "any", "same_model", "none"]),
+        "service_class": dice.choice(["interactive", "batch"]),
+        "input_tokens": float(dice.choice(TOKENS)),
+        "max_output_tokens": dice.choice([1, 20, 90]),
+        "slo_ms": dice.choice([None, None, 50, 400]),
+        "deadline_ms": dice.choice([NEVER_MS, NEVER_MS, NOW + 30, NOW + 5_000]),
+        "features": dice.choice([(), (), ("seed",)]),
+        "excluded": tuple(Excluded(pool, dice.randint(1, 2), dice.choice(["w1", "w2", None])) for pool in pools),
     }
-)
-events = st.one_of(
-    st.tuples(st.just("asked"), asked),
-    st.tuples(st.just("asked"), asked),
-    st.tuples(st.just("seen"), statuses),
-    st.tuples(st.just("failed"), st.sampled_from(POOLS)),
-    st.tuples(st.just("later"), st.sampled_from([1, 50, 2_500])),
-    st.tuples(st.just("paused"), st.sets(st.sampled_from(POOLS), max_size=1)),
-    st.tuples(st.just("used_up"), st.booleans()),
-)
 
 
 def seen(world, now, pool, worker, age, **fields):
@@ -138,43 +131,43 @@ def asked_for(world, now, what):
     world.send(choice, item.service_class)
 
 
-@given(st.sampled_from(sorted(CONFIGS)), st.lists(statuses, min_size=2, max_size=8), st.lists(events, max_size=25))
-@settings(deadline=None)
-def test_the_fast_choice_is_the_one_that_is_explained(config, fleet, history):
-    world = World(config=CONFIGS[config], predictor=Plain(a=1.0, b=2.0, c=0.5, d=4.0))
-    now = NOW
-    for one in fleet:
-        seen(world, now, **one)
-    for kind, what in history:
-        if kind == "asked":
-            asked_for(world, now, what)
-        elif kind == "seen":
-            seen(world, now, **what)
-        elif kind == "failed":
-            failed(world, now, what)
-        elif kind == "later":
-            now += what
-        elif kind == "paused":
-            world.router.steer({pool: PoolSettings(paused=True) for pool in what})
-        else:
-            world.rates.used_up = {"c": now + 40} if what else {}
+def step(world, now, dice):
+    """Something happens; gives the time after it."""
+    what = dice.random()
+    if what < 0.70:
+        asked_for(world, now, some_request(dice))
+    elif what < 0.85:
+        seen(world, now, **some_status(dice))
+    elif what < 0.89:
+        failed(world, now, dice.choice(POOLS))
+    elif what < 0.95:
+        return now + dice.choice([1, 50, 1_000])
+    elif what < 0.97:
+        world.router.steer({"c": SETTINGS} | {pool: PoolSettings(paused=True) for pool in dice.sample(POOLS, dice.randint(0, 1))})
+    else:
+        world.rates.used_up = {"c": now + 40} if dice.random() < 0.5 else {}
+    return now
 
 
-@given(st.lists(statuses, min_size=4, max_size=8), asked)
+@given(st.sampled_from(sorted(CONFIGS)), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_what_an_explanation_adds_up_is_what_is_compared(fleet, what):
-    world = World(config=CONFIGS["costly"], predictor=Plain(a=1.0, b=2.0, c=0.5, d=4.0))
-    for one in fleet:
-        seen(world, NOW, **one)
-    for pool in world.router.explain(world.item(**what), NOW).pools:
+def test_the_fast_choice_is_the_one_that_is_explained(config, seed):
+    world, now, dice = World(config=CONFIGS[config], predictor=Plain(a=1.0, b=2.0, c=0.5, d=4.0)), NOW, random.Random(seed)
+    for _ in range(8):
+        seen(world, now, **some_status(dice))
+    for _ in range(60):
+        now = step(world, now, dice)
+
+
+@given(st.integers(0, 2**32))
+@settings(deadline=None)
+def test_what_an_explanation_adds_up_is_what_is_compared(seed):
+    world, dice = World(config=CONFIGS["costly"], predictor=Plain(a=1.0, b=2.0, c=0.5, d=4.0)), random.Random(seed)
+    for _ in range(8):
+        seen(world, NOW, **some_status(dice))
+    view = world.router.explain(world.item(**some_request(dice)), NOW)
+    assert msgspec.json.decode(msgspec.json.encode(view), type=Explanation) == view
+    for pool in view.pools:
         for one in pool.workers:
             total = sum(max(score.value_ms, 0.0) * score.weight for score in one.scores.values())
             assert abs(total - one.cost_ms) <= 1e-6 * max(total, 1.0)
-
-
-def test_completions_of_many_workers_do_not_trip_those_that_work():
-    world = World(config=CONFIGS["plain"])
-    for n in (1, 2):
-        done = [Completion(n, k, 1, 1, 0.0, None, 1.0, code=ErrorCode.INTERNAL if n == 1 else None) for k in range(50)]
-        world.see(world.status("a", f"w{n}", partitions=[n], completed=51, completions=done))
-    assert {world.pick(model="first", fallback="none").worker.status.worker for _ in range(3)} == {"w2"}

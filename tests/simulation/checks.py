@@ -60,7 +60,7 @@ def unfinished(cluster: MemoryCluster, config: Config) -> Iterator[tuple[TopicPa
             yield from ((log.tp, r.offset) for r in log.read(low, ALL)[0] if not ledger.is_finished(r.offset))
 
 
-def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str]) -> Findings:
+def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str]) -> Findings:  # noqa: PLR0912 - one verdict each
     """Judge a run that has come to rest, or did not in time."""
     cluster, topics = world.cluster, world.topics
     findings = Findings(violations=list(alarms))

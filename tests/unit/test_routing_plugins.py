@@ -251,3 +251,19 @@ def test_costs_below_nothing_and_no_numbers_count_as_nothing():
     assert world.where() == "llama"
     world.see(world.status("llama", is_healthy=False, updated_at_ms=NOW + 1))
     assert world.where() == "mamba"
+
+
+def test_no_cost_however_great_makes_an_idle_worker_look_busy_or_full():
+    @scorer("huge", per="snapshot")
+    def huge(worker, context):  # noqa: ARG001
+        return float("inf")
+
+    @scorer("huge_too")
+    def huge_too(request, candidate, context):  # noqa: ARG001
+        return 1e300
+
+    dear = {"huge": 1_000_000, "huge_too": 1_000_000, "memory_pressure": 1_000_000}
+    world = World(routing={"scorers": dear}).all(kv_cache_usage=1.0)
+    world.fill("llama", 2)
+    assert world.where(hint="transformer") == "mamba"
+    assert world.router.explain(world.item(), NOW).pool == "mamba"

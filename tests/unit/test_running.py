@@ -2,18 +2,12 @@
 
 from broker.transport.protocol import TopicPartition
 from dispatcher.core import running
-from dispatcher.core.item import NEVER_MS, Demand, Item
 from dispatcher.core.running import Charge, Done, Running
 from dispatcher.core.shaping import Band
-from schemas.messages import Completion, Envelope
+from schemas.messages import Completion
 
 SOURCE = TopicPartition("requests", 0)
 CHARGE = Charge("t", "batch", "m", 10.0, 100.0, 64, 40, Band.BORROWING, 8)
-
-
-def item(n=0):
-    envelope = Envelope(id=f"r{n}", tenant="t", service_class="batch", origin=("requests", 0, n), received_at_ms=n)
-    return Item((SOURCE, n), envelope, Demand("m", "auto", "any"), 10, 64, NEVER_MS, b"", ())
 
 
 def done(offset, partition=3):
@@ -22,7 +16,7 @@ def done(offset, partition=3):
 
 def test_a_completion_settles_the_charge_of_its_record_once():
     kept = Running()
-    kept.sending(item(), "llama", 3, CHARGE)
+    kept.sending((SOURCE, 0), "llama", 3, CHARGE)
     assert kept.sent((SOURCE, 0), 17) == ("llama", 3, CHARGE, None)
     assert kept.completed("llama", done(18)) is None
     assert kept.completed("mamba", done(17)) is None
@@ -33,7 +27,7 @@ def test_a_completion_settles_the_charge_of_its_record_once():
 
 def test_a_completion_may_come_before_the_brokers_answer():
     kept = Running()
-    kept.sending(item(), "llama", 3, CHARGE)
+    kept.sending((SOURCE, 0), "llama", 3, CHARGE)
     assert kept.completed("llama", done(17)) is None
     assert kept.sent((SOURCE, 0), 17) == ("llama", 3, CHARGE, done(17))
     assert len(kept) == 0
@@ -41,7 +35,7 @@ def test_a_completion_may_come_before_the_brokers_answer():
 
 def test_what_never_went_out_is_given_back_and_a_stranger_is_nobody():
     kept = Running()
-    kept.sending(item(), "llama", 3, CHARGE)
+    kept.sending((SOURCE, 0), "llama", 3, CHARGE)
     assert kept.sent((SOURCE, 0), None) == ("llama", 3, CHARGE, None)
     assert kept.sent((SOURCE, 0), 5) is None
     assert kept.completed("llama", done(5)) is None
@@ -53,10 +47,10 @@ def test_what_is_never_settled_is_bounded(monkeypatch):
     monkeypatch.setattr(running, "EARLY_MAX", 10)
     kept = Running()
     for n in range(50):
-        kept.sending(item(n), "llama", 3, CHARGE)
+        kept.sending((SOURCE, n), "llama", 3, CHARGE)
         kept.sent((SOURCE, n), n)
     assert len(kept) == 10
-    kept.sending(item(99), "llama", 3, CHARGE)
+    kept.sending((SOURCE, 99), "llama", 3, CHARGE)
     for n in range(100, 150):
         kept.completed("llama", done(n))
     assert len(kept._early) == 10

@@ -112,10 +112,27 @@ def test_an_engines_settings_are_those_of_its_pool():
 def test_what_no_configuration_may_say_is_passed_over_and_told():
     found = Settings(CONFIG)
     change = tenant(tokens_per_s=90)
-    assert found.refusal(change) == "`tokens_per_s`: expected at most `tokens_per_s_max` (80), got 90"
+    assert found.refusal(change) == "`tokens_per_s`: expected at most its `tokens_per_s_max` (80), got 90"
     assert found.add(change, 0) == found.refusal(change)
     assert found.tenants() == {}
     assert found.add(tenant(tokens_per_s=90, tokens_per_s_max=100), 1) is None
+
+
+def test_no_more_is_guaranteed_to_all_together_than_the_cell_has():
+    cell = parse_config(
+        {
+            "dispatcher": {"cell": {"tokens_per_s_max": 100.0}},
+            "tenants": {"a": {"tokens_per_s": 60.0}, "b": {"tokens_per_s": 30.0}},
+        }
+    )
+    found = Settings(cell)
+    assert found.add(tenant("c", tokens_per_s=10), 0) is None
+    assert found.add(tenant("d", tokens_per_s=1), 1) == (
+        "`tokens_per_s`: all tenants together would be guaranteed 101, and the cell has 100"
+    )
+    assert found.add(tenant("a", tokens_per_s=50), 2) is None
+    assert found.add(tenant("d", tokens_per_s=10), 3) is None
+    assert found.add(tenant("c", paused=True), 4) is None
 
 
 def test_a_bound_on_how_many_may_differ():

@@ -40,7 +40,7 @@ def cluster(monkeypatch):
 
 
 @pytest.fixture
-def invoke(cluster, tmp_path):
+def invoke(cluster, tmp_path):  # noqa: ARG001 - it must be there
     path = tmp_path / "forebay.toml"
     path.write_text(TABLES)
 
@@ -73,7 +73,9 @@ def test_set_says_what_holds_then_and_show_tells_the_three_apart(invoke):
 def test_reset_goes_back(invoke):
     invoke(tenants, "set", "research", "--weight", "5")
     done = invoke(tenants, "reset", "research")
-    assert done.stdout == "tenant research: weight 3, tokens_per_s 50, tokens_per_s_max 80, burst_s 2, not paused, as configured\n"
+    assert (
+        done.stdout == "tenant research: weight 3, tokens_per_s 50, tokens_per_s_max 80, burst_s 2, not paused, as configured\n"
+    )
     assert shown(invoke, tenants)["research"]["set"] == {}
 
 
@@ -128,7 +130,11 @@ def test_wrong_usage_sends_nothing(invoke, cluster, group, arguments, said):
 @pytest.mark.parametrize(
     ("group", "arguments", "said"),
     [
-        (tenants, ["set", "research", "--tokens-per-s", "90"], "`tokens_per_s`: expected at most `tokens_per_s_max` (80), got 90"),
+        (
+            tenants,
+            ["set", "research", "--tokens-per-s", "90"],
+            "`tokens_per_s`: expected at most its `tokens_per_s_max` (80), got 90",
+        ),
         (tenants, ["set", "no spaces", "--pause"], "`tenant`: "),
         (tenants, ["set", "a", "--weight", "2000000"], "`weight`: "),
         (tenants, ["reset", ""], "`tenant`: "),

@@ -109,24 +109,24 @@ def explain(router: "Router", item: Item, now_ms: int) -> Explanation:
     context.now_ms, context.question = now_ms, plan.question
     preferences = {one.name: one.ask(item, context) for one in router.preferences}
     pools: list[PoolView] = []
-    found: list[Open] = []
+    found: list[tuple[float, Open]] = []
     for facts in router.catalog.pools.values():
         rank = plan.question.ranks.get(facts.name, SERVES)
         workers: list[WorkerView] = []
-        best: Open | None = None
-        least = FULL
+        best: tuple[float, Open] | None = None
         for worker in router.fleet.workers(facts.name):
             stand = Stand(facts, rank, Row(worker.pool, (worker,)), has_rate=False)
             view = _view(router, item, stand, worker)
             workers.append(view)
             key = router.standing_ms(item, stand, worker)
-            if view.passes and key < least:
-                best, least = (stand, worker, key), key
+            if view.passes and key < (FULL if best is None else best[0]):
+                best = key, (stand, worker)
         pools.append(PoolView(facts.name, facts.kind, _tier(facts, plan), workers))
         if best is not None:
             found.append(best)
-    found.sort(key=lambda one: (one[0].rank, one[0].name))
-    choice = router.choose(item, plan, found, now_ms) if found else None
+    found.sort(key=lambda one: (one[1][0].rank, one[1][0].name))
+    free, busy = ([one for key, one in found if (key < BUSY_MS) is is_free] for is_free in (True, False))
+    choice = router.choose(item, plan, free, busy, now_ms)
     return Explanation(
         item.envelope.id,
         item.tenant,

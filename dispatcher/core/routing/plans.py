@@ -92,8 +92,7 @@ class Choice(Struct, frozen=True, gc=False):
     cost_ms: float
 
 
-# The best worker of a pool, with room, and the key that orders it there; a plain tuple, for speed.
-Open = tuple[Stand, Worker, float]
+Open = tuple[Stand, Worker]  # a pool, and the best of its workers with room; a plain tuple, for speed
 
 
 class Planner:

@@ -39,6 +39,7 @@ from schemas.policy import PoolSettings
 PLANS_MAX = 4_096  # demands that are remembered; retries make many, and each is of use for a while only
 ANSWER_TOKENS_MIN = 1  # must fit beside the prompt
 CONTEXT_MIN = 1_024  # where no engine has told its limit yet, longer prompts are told apart by powers of two
+COST_MS_MAX = 86_400_000.0  # so that no penalty makes a worker with a free slot look like a busy one
 
 RECKONED = ("wait", "run", "slo", "untrained_context")  # in one go, for speed
 _PLAIN = PoolSettings()
@@ -178,12 +179,12 @@ class Router:
         context = self.context
         context.now_ms, context.question = now_ms, plan.question
         if self._is_plain:
-            found = self._open(plan, item.envelope.service_class == "batch", now_ms)
+            free, busy = self._open(plan, item.envelope.service_class == "batch", now_ms)
         else:
-            found = self._asked_one_by_one(item, plan, now_ms)
-        if not found:
+            free, busy = self._asked_one_by_one(item, plan, now_ms)
+        if not free and not busy:
             return None
-        choice = self.choose(item, plan, found, now_ms)
+        choice = self.choose(item, plan, free, busy, now_ms)
         if choice is not None:
             if breakers.are_probing:
                 breakers.sent(choice.pool, choice.worker.status.worker, now_ms)
@@ -191,21 +192,24 @@ class Router:
                 fleet.believe(choice.worker.pool, choice.prediction.run_ms)
         return choice
 
-    def choose(self, item: Item, plan: Plan, found: Sequence[Open], now_ms: int) -> Choice | None:
-        """Choose among the workers with room, at most one of each pool, the best tier first."""
+    def choose(self, item: Item, plan: Plan, free: Sequence[Open], busy: Sequence[Open], now_ms: int) -> Choice | None:
+        """Choose among the workers with room, at most one of each pool, the best tier first.
+
+        Args:
+            item: The request.
+            plan: Its demand's.
+            free: Those with a free slot.
+            busy: Those with room on their runway only.
+            now_ms: Unix time.
+        """
         wanted, reason, context = None, "", self.context
         for name, ask in self._prefer:
             wanted = ask(item, context)
             if wanted is not None:
                 reason = name
                 break
-        free = [one for one in found if one[2] < BUSY_MS]
-        if not free or len(free) == len(found):
-            return self._among(item, plan, found, wanted, reason, now_ms)
-        choice = self._among(item, plan, free, wanted, reason, now_ms)
-        if choice is None:
-            choice = self._among(item, plan, [one for one in found if one[2] >= BUSY_MS], wanted, reason, now_ms)
-        return choice
+        choice = self._among(item, plan, free, wanted, reason, now_ms) if free else None
+        return self._among(item, plan, busy, wanted, reason, now_ms) if choice is None and busy else choice
 
     def _among(
         self, item: Item, plan: Plan, found: Sequence[Open], wanted: str | None, reason: str, now_ms: int
@@ -219,7 +223,7 @@ class Router:
             ]
             if preferred:
                 return self._cheapest(item, plan, preferred, None, reason, now_ms)
-        if found[0][0].rank == found[-1][0].rank == SERVES:
+        if found[-1][0].rank == SERVES:
             return self._cheapest(item, plan, found, wanted, "", now_ms)
         for rank in sorted({one[0].rank for one in found}):
             tier = [one for one in found if one[0].rank == rank]
@@ -231,12 +235,12 @@ class Router:
 
     def predict(self, item: Item, worker: Worker) -> Prediction:
         """Predict a request's run on a worker as it is loaded."""
-        beside, last = worker.load, worker.slots - 1
+        load, slots = worker.load, worker.slots
         return self._predictor.predict(
             worker.pool.name,
             item.input_tokens,
             item.output_tokens or item.max_output_tokens,
-            min(last, beside),
+            load if load < slots else slots - 1,
             worker.status.kv_cache_usage,
         )
 
@@ -264,8 +268,8 @@ class Router:
         key = KEYS[item.service_class == "batch"](worker)
         if self._request_scorers and key < FULL:
             candidate = Candidate(stand.facts, worker, worker.wait_ms(item.service_class), self.predict(item, worker))
-            for ask, weight in self._request_scorers:
-                key += weight * counted(ask(item, candidate, self.context))
+            said_ms = sum(weight * counted(ask(item, candidate, self.context)) for ask, weight in self._request_scorers)
+            key += min(said_ms, COST_MS_MAX)
         return key
 
     # -- what happens to pools -------------------------------------------------------------------------------------------
@@ -346,23 +350,25 @@ class Router:
         total = 0.0
         for ask, weight in self._snapshot_scorers:
             total += weight * counted(ask(worker, self.context))
-        return total
+        return min(total, COST_MS_MAX)
 
-    def _open(self, plan: Plan, of_class: int, now_ms: int) -> list[Open]:
-        """The best worker of each pool that has room."""
-        found = []
+    def _open(self, plan: Plan, of_class: int, now_ms: int) -> tuple[list[Open], list[Open]]:
+        """The best worker of each pool that has room: those with a free slot, and those with a runway only."""
+        free: list[Open] = []
+        busy: list[Open] = []
         for stand in plan.stands:
             row = stand.row
             if row.stamps[of_class] != row.pool.stamp:
                 row.refresh(of_class)
             key = row.keys[of_class]
             if key < FULL and not (stand.has_rate and not self._rates.allows(stand.name, now_ms)):
-                found.append((stand, row.best[of_class], key))
-        return found
+                (free if key < BUSY_MS else busy).append((stand, row.best[of_class]))
+        return free, busy
 
-    def _asked_one_by_one(self, item: Item, plan: Plan, now_ms: int) -> list[Open]:
+    def _asked_one_by_one(self, item: Item, plan: Plan, now_ms: int) -> tuple[list[Open], list[Open]]:
         """The same, where plugins want to be asked about each worker."""
-        found = []
+        free: list[Open] = []
+        busy: list[Open] = []
         for stand in plan.stands:
             if stand.has_rate and not self._rates.allows(stand.name, now_ms):
                 continue
@@ -375,21 +381,21 @@ class Router:
                 if key < least:
                     best, least = worker, key
             if best is not None:
-                found.append((stand, best, least))
-        return found
+                (free if least < BUSY_MS else busy).append((stand, best))
+        return free, busy
 
     def _is_in_time(self, item: Item, worker: Worker, now_ms: int) -> bool:
         return now_ms + worker.wait_ms(item.service_class) + self.predict(item, worker).run_ms <= item.deadline_ms
 
     def _cheapest(self, item: Item, plan: Plan, among: Sequence[Open], wanted: str | None, reason: str, now_ms: int) -> Choice:
-        stand, worker, _ = among[0]
+        stand, worker = among[0]
         prediction = self.predict(item, worker)
         if len(among) == 1:
             reason = reason or "only"
         else:
             reason = reason or "least_cost"
             least = self.cost_ms(item, stand, worker, prediction, now_ms)
-            for other, its_worker, _ in among[1:]:
+            for other, its_worker in among[1:]:
                 its = self.predict(item, its_worker)
                 cost = self.cost_ms(item, other, its_worker, its, now_ms)
                 if cost < least:
@@ -416,5 +422,5 @@ class Router:
 
 
 def counted(cost_ms: float) -> float:
-    """What a plugin's cost counts as: less than nothing, and no number, are nothing."""
-    return cost_ms if cost_ms > 0 else 0.0
+    """What a plugin's cost counts as: less than nothing, and no number, are nothing; a day is as good as for ever."""
+    return min(cost_ms, COST_MS_MAX) if cost_ms > 0 else 0.0
