@@ -144,7 +144,7 @@ class Forebay:
 
     def _tick(self) -> None:
         for lane in self._lanes:
-            if not lane.unfinished:
+            if lane.end and not lane.unfinished:  # of one that was never used nothing needs to be told
                 self._core.handle(LaneRead(lane.name.partition, lane.offset), self._now_ms)
         if self._core.queued or self._read_lanes():
             self._decide()
