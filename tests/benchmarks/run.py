@@ -157,7 +157,10 @@ def main() -> None:
         1: lambda: throughput_row(1, "exactly_once", given.rounds),
         2: lambda: throughput_row(2, "at_least_once", given.rounds),
         3: lambda: latency_row(given.rounds),
-        5: lambda: simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
+        5: lambda: [
+            *simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
+            simulate_rows.beside_batch(line, spread, given.rounds),
+        ],
         6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
         8: lambda: share_rows(given.rounds),
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
