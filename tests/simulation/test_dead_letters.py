@@ -46,6 +46,7 @@ def change_engine(world, config, name):
     world.config = config
     world.worker(name)
 
+
 UNBROKEN = {"breaker": {"failures": 1_000}}  # the engine is asked on, however often it fails
 
 
