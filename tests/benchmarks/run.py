@@ -21,11 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 import agreement_row
 import backlog_row
 import chaos_row
-<<<<<<< HEAD
 import live_rows
-=======
 import policy_rows
->>>>>>> w-shape
 import prediction_row
 import simulate_rows
 from hop_rows import latency, throughput
@@ -161,20 +158,14 @@ def main() -> None:
         1: lambda: throughput_row(1, "exactly_once", given.rounds),
         2: lambda: throughput_row(2, "at_least_once", given.rounds),
         3: lambda: latency_row(given.rounds),
-<<<<<<< HEAD
+        4: lambda: policy_rows.decision_lines(line, spread, given.rounds),
         5: lambda: [
             *simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
             simulate_rows.beside_batch(line, spread, given.rounds),
         ],
         6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
-        8: lambda: share_rows(given.rounds),
-=======
-        4: lambda: policy_rows.decision_lines(line, spread, given.rounds),
-        5: lambda: simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
-        6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
         7: lambda: policy_rows.fairness_lines(line),
-        8: lambda: simulate_rows.guarantee(line, spread, given.rounds),
->>>>>>> w-shape
+        8: lambda: share_rows(given.rounds),
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
         10: lambda: prediction_rows(given.rounds),
         14: chaos_rows,
