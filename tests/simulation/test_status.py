@@ -117,6 +117,23 @@ def test_between_the_dispatcher_and_the_worker_kafka_tells():
     on_stack(scenario)
 
 
+def test_in_a_lane_of_its_tenant_it_is_told_how_many_lie_before_it():
+    async def scenario(stack):
+        stack.dispatcher()
+        await stack.produce([request(f"r{n}") for n in range(40)])
+        await stack.produce([request("x", "other")])
+        await asyncio.sleep(2)
+        places = [await only(stack, f"r{n}") for n in range(40)]
+        lane = [one for one in places if one.stage is Stage.LANE]
+        assert lane
+        assert {one.record[0] for one in lane} == {TOPICS.lanes}
+        assert sorted(one.ahead for one in lane) == list(range(len(lane)))
+        assert sum(one.stage is Stage.WAITING for one in places) == 40 - len(lane)
+        assert (await only(stack, "x", "other")).stage is Stage.WAITING
+
+    on_stack(scenario, config_of(dispatcher={"lanes": {"records_max": 4}}))
+
+
 def test_once_it_has_ended_its_result_tells_wherever_that_lies():
     async def scenario(stack):
         stack.dispatcher()
