@@ -59,6 +59,7 @@ class Job:
         "made",
         "max_output_tokens",
         "number",
+        "origin",
         "output_tokens",
         "place",
         "prefill_left",
@@ -76,6 +77,7 @@ class Job:
         self.sent_ms = self.taken_ms = self.begun_ms = self.first_ms = self.end_ms = NEVER_MS
         self.worker = ""
         self.place = (0, 0)  # partition and offset of the engine's topic
+        self.origin: tuple[str, int, int] | None = None  # the record that the client produced
         self.hops = self.beside = 0
         self.kv_usage = 0.0
         self.reset()

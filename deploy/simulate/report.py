@@ -116,6 +116,9 @@ def print_runs(console: Console, scenario: Scenario, rans: Mapping[str, Ran], fo
     for name, cells in columns.items():
         table.add_row(name if rans[name].is_whole else f"{name} (stopped)", *cells.values())
     console.print(table)
+    if any(ran.measures.recovery_s() for ran in rans.values()):
+        told = "; ".join(f"{name} {_recovery(ran)}" for name, ran in rans.items())
+        console.print(f"within the objective again after the shift: {told}", highlight=False)
     if unserved := {name: _unserved(ran) for name, ran in rans.items() if _unserved(ran)}:
         told = "; ".join(
             f"{name}: {', '.join(f'{n} {status}' for status, n in ended.items())}" for name, ended in unserved.items()
@@ -131,6 +134,10 @@ def print_runs(console: Console, scenario: Scenario, rans: Mapping[str, Ran], fo
         console.print(shares)
 
 
+def _recovery(ran: Ran) -> str:
+    return ", ".join("not within a minute" if s is None else f"after {s:g} s" for s in ran.measures.recovery_s())
+
+
 def _unserved(ran: Ran) -> dict[str, int]:
     return {status: count for status, count in sorted(ran.measures.statuses.items()) if status != "completed"}
 
@@ -144,7 +151,7 @@ def _at(found: Found, finds: str | None) -> str:
 def _cells(ran: Ran) -> dict[str, str]:
     told = figures(ran)
     ttft, tpot, latency = told["ttft_ms"], told["tpot_ms"], told["latency_ms"]
-    cells = {
+    return {
         "useful": f"{told['utilisation']:.1%}",
         "attained": f"{told['attainment']:.2%}",
         "TTFT s": f"{ttft['p50'] / 1000:.2f}/{ttft['p99'] / 1000:.2f}",
@@ -152,9 +159,6 @@ def _cells(ran: Ran) -> dict[str, str]:
         "latency s": f"{latency['p50'] / 1000:.1f}/{latency['p99'] / 1000:.1f}",
         "queue": str(told["queue_max"]),
     }
-    if told["recovery_s"]:
-        cells["recovered"] = ", ".join("never" if s is None else f"{s:g} s" for s in told["recovery_s"])
-    return cells
 
 
 def _quantiles(histogram: Histogram) -> dict[str, float]:

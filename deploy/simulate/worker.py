@@ -1,16 +1,14 @@
 """A simulated worker: the slots of the real one (its `Lifecycle`) before a modelled engine, and what it says of itself."""
 
-from collections import deque
-
 from deploy.simulate.engine import Engine
 from deploy.simulate.job import NEVER_MS, Job
 from deploy.simulate.scenario import SimulatedEngine
+from engine_consumers.core.completions import Completions
 from engine_consumers.core.lifecycle import Ended, Lifecycle, Run, Taken, order
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
 from schemas.messages import Completion, EngineStatus
 
 FEATURES = [CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP]
-COMPLETIONS_TOLD = 64  # in one snapshot
 EPOCH_MS = 1_700_000_000_000  # Unix time of the run's beginning
 
 
@@ -55,9 +53,8 @@ class Worker:
         self._begin()
 
     def _begin(self) -> None:
-        self._lifecycle = Lifecycle(self.spec.slots)
-        self._completed = 0
-        self._completions: deque[Completion] = deque(maxlen=COMPLETIONS_TOLD)
+        self._lifecycle = Lifecycle(self.spec.slots, self.reserved_slots)
+        self._completions = Completions()
 
     @property
     def load(self) -> int:
@@ -77,7 +74,7 @@ class Worker:
         if ask.service_class == "batch":
             self._batch_held += 1
         deadline_ms = int(job.deadline_ms) if ask.deadline_ms is not None else 1 << 62
-        rank = order(ask.service_class, deadline_ms, int(job.at_ms))
+        rank = order(ask.service_class, deadline_ms)
         for effect in self._lifecycle.handle(Taken(job.number, rank)):
             self._run(effect, now_ms)
 
@@ -92,8 +89,7 @@ class Worker:
             del self.held[job.number]
             if job.ask.service_class == "batch":
                 self._batch_held -= 1
-            self._completed += 1
-            self._completions.append(
+            self._completions.add(
                 Completion(
                     *job.place,
                     job.input_tokens,
@@ -139,9 +135,9 @@ class Worker:
         self._begin()
 
     def status(self, now_ms: float) -> EngineStatus:
-        """What it says of itself."""
+        """What it says of itself, in a snapshot that is going to be published."""
         spec, running = self.spec, self._lifecycle.running
-        return EngineStatus(
+        status = EngineStatus(
             engine=self.pool,
             kind=spec.kind,
             pool=self.pool,
@@ -159,8 +155,10 @@ class Worker:
             features=FEATURES,
             kv_cache_usage=self.engine.kv_usage(now_ms) if spec.kv_tokens else None,
             gpu_temperature_c=self.temperature_c,
-            interactive_slots=self.reserved_slots,
+            interactive_slots=self._lifecycle.reserved,
             batch_load=self._batch_held,
-            completed=self._completed,
-            completions=list(self._completions),
+            completed=self._completions.count,
+            completions=self._completions.to_tell(),
         )
+        self._completions.told(status.completed)
+        return status

@@ -177,7 +177,7 @@ def test_the_weight_is_given_or_in_proportion_to_the_guarantee_in_tokens():
     )
     assert tiny.weight("a") == 1e-6
     tiny.charge("a", 1.0, 0, B)
-    assert 0 < tiny.ready_ms("a", 0) <= 86_400_001
+    assert 0 < tiny.standing("a", 0)[1] <= 86_400_001
 
 
 def test_states_tell_band_weight_and_levels():

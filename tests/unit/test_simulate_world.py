@@ -163,8 +163,8 @@ def test_memory_does_not_grow_with_the_number_of_requests():
             tracemalloc.stop()
 
     peak(200)  # what is imported and cached with the first run
-    few, many = peak(2_000), peak(8_000)
-    assert many < 1.2 * few + 200_000
+    few, many = peak(4_000), peak(12_000)  # by the first the series is as long as it gets
+    assert many < 1.2 * few
 
 
 def test_the_highest_load_is_found_from_both_sides():
