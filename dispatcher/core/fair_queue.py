@@ -87,7 +87,7 @@ class FairQueue:
     """
 
     def __init__(self, classes: ClassConfig, shaper: Shaper) -> None:
-        self._shaper = shaper
+        self._shaper, self._has_cell = shaper, shaper.has_cell
         self._lag = classes.interactive_head_start_ms / classes.interactive_weight  # in the measure of keys
         self._interactive = _Class("interactive", classes.interactive_weight, self._lag, shaper)
         self._batch = _Class("batch", classes.batch_weight, 0.0, shaper)
@@ -127,7 +127,7 @@ class FairQueue:
         """
         if self._stale or now_ms != self._now_ms:
             self._catch_up(now_ms)
-        lends = not self._shaper.has_cell or self._shaper.lends(now_ms)
+        lends = self._shaper.lends(now_ms) if self._has_cell else True
         first, second = self._interactive, self._batch
         if first.was_blocked:
             self._unblock(first, blocked, lends=lends)
@@ -139,8 +139,9 @@ class FairQueue:
             if group.turns.count:
                 found = group.turns.top(blocked, lends=lends)
                 if found is not None:
-                    self._head = group, *found
-                    return found[1].requests[0][3]
+                    line, waiting = found
+                    self._head = group, line, waiting
+                    return waiting.requests[0][3]
                 group.was_blocked = True
         return None
 
@@ -220,7 +221,7 @@ class FairQueue:
         if not len(self):
             return math.inf
         ready_ms = self._waiting.first_ms()
-        if self._shaper.has_cell and not self._shaper.lends(now_ms):
+        if self._has_cell and not self._shaper.lends(now_ms):
             ready_ms = min(ready_ms, self._rising.first_ms(), self._shaper.lends_at_ms(now_ms))
         return ready_ms
 

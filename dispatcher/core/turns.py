@@ -119,7 +119,7 @@ class Turns:
     """
 
     def __init__(self, name: str, shaper: Shaper) -> None:
-        self.name, self._shaper = name, shaper
+        self.name, self._shaper, self._rated = name, shaper, shaper.rated
         self.count = 0
         self.virtual = [0.0, 0.0]  # v, by band
         self.lines: dict[Demand, Line] = {}
@@ -161,11 +161,12 @@ class Turns:
             blocked: Lines to pass over.
             lends: Whether anybody may borrow.
         """
-        lines: Iterable[Line] = self.lines.values()
-        if blocked:
-            lines = self._open(blocked)
-        found = self._least(lines, _GUARANTEED)
-        return self._least(lines, _BORROWING) if found is None and lends else found
+        lines: Iterable[Line] = self._open(blocked) if blocked else self.lines.values()
+        if self._rated:
+            found = self._least(lines, _GUARANTEED)
+            if found is not None:
+                return found
+        return self._least(lines, _BORROWING) if lends else None
 
     def take(self, line: Line, waiting: Waiting, cost_ms: float | None) -> None:
         """Take out the first of a tenant's requests; without a cost nothing is charged."""
