@@ -168,7 +168,7 @@ class Worker:
             self._hop.finish(work, [self._outputs.dead_letter(record, ErrorInfo(error.code, error.message, error.param))])
             return
         deadline_ms = int(request.deadline.timestamp() * 1000) if request.deadline else NEVER_MS
-        rank = order(envelope.service_class, deadline_ms, envelope.received_at_ms)
+        rank = order(envelope.service_class, deadline_ms)
         self._taken += 1
         crashes = crashes_of(envelope.crashes, inherited)
         envelope = structs.replace(envelope, crashes=crashes)

@@ -74,7 +74,7 @@ class Worker:
         if ask.service_class == "batch":
             self._batch_held += 1
         deadline_ms = int(job.deadline_ms) if ask.deadline_ms is not None else 1 << 62
-        rank = order(ask.service_class, deadline_ms, int(job.at_ms))
+        rank = order(ask.service_class, deadline_ms)
         for effect in self._lifecycle.handle(Taken(job.number, rank)):
             self._run(effect, now_ms)
 

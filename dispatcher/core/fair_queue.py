@@ -35,7 +35,7 @@ class _Class:
 
     def __init__(self, name: str, weight: float, head_start: float, shaper: Shaper) -> None:
         self.weight, self.head_start = weight, head_start
-        self.key = self.base = 0.0
+        self.key = self.base = -head_start
         self.was_blocked = False
         self.turns = Turns(name, shaper)
 
@@ -256,9 +256,10 @@ class FairQueue:
     def _rest(self) -> None:
         """Nothing is owed by anybody while nobody waits."""
         if not len(self):
-            self._virtual = max(self._virtual, self._interactive.key, self._batch.key)
-            if self._virtual > TAG_MAX:
-                self._virtual = self._interactive.key = self._batch.key = 0.0
+            latest = max(self._virtual, self._interactive.key, self._batch.key)
+            self._virtual = 0.0 if latest > TAG_MAX else latest
+            for group in self._classes.values():
+                group.key = self._virtual - group.head_start
 
     def _found(self, item: Item) -> tuple[_Class, Line, Waiting]:
         head = self._head

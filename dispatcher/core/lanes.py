@@ -8,8 +8,8 @@ r"""Lanes: where a tenant's requests wait that are more than memory shall hold, 
 
 While anything of an owner is unread in its lane, later requests of it follow there, so that it stays in order; retries
 are older than what lies there and do not. Beside the owner's bound there are those of each input partition's ledger and
-of the hop as a whole. As these are neared, no owner may hold more than a fair share, and then nobody a second request:
-who has none in hand always gets in.
+of the hop as a whole. As these are neared, no owner may hold more than a fair share, and then nobody a second request, so
+that who has none in hand gets in. The last places of a ledger stay free: a partition is always read on.
 
 Batch may take all lanes but a quarter, and interactive all but one. Where an owner over its bound finds none left, batch
 shares the shortest one of batch, and interactive is refused.
@@ -31,6 +31,7 @@ from schemas.policy import LanesConfig
 
 Owner = tuple[ServiceClass, str]
 
+SPARE = 16  # one of so many places in a ledger stays free
 HOLD_SPAN = 25  # times a ledger's records: fewer are read again in no time, so what holds them back may stay
 LOOKS = 16  # at what is held back, within the time after which it moves
 
@@ -109,7 +110,9 @@ class _Source:
 
 
 class Lanes:
-    """Decides what is held in memory and what waits in which lane. There are no lanes before they were `seen`.
+    """Decides what is held in memory and what waits in which lane.
+
+    There are no lanes before they were `seen`, and while there are none everything is held.
 
     Args:
         config: An owner's bounds.
@@ -150,11 +153,11 @@ class Lanes:
 
     def has_excess(self, item: Item) -> bool:
         """Whether a request that was read goes to a lane as things stand; it may be held once others are dispatched."""
-        owner = _owner(item)
-        mine, size = self._mine.get(owner), len(item.value)
-        if mine is None:
-            return False
-        return self._is_full(mine, _patience(item), size) or self._crowds(item, owner, mine, size)
+        owner, size, source = _owner(item), len(item.value), self._sources.get(item.work[0])
+        if source is not None and self._fills(source, owner):
+            return True
+        mine = self._mine.get(owner)
+        return mine is not None and (self._is_full(mine, _patience(item), size) or self._is_crowded(mine, size))
 
     # -- what happens ---------------------------------------------------------------------------------------------------
 
@@ -199,9 +202,9 @@ class Lanes:
             if home is not None and not _is_retry(item) and home.awaits(owner):
                 return self._divert(item.work, owner, home)
             if self.has_excess(item):
-                lane = self._lane_of(owner)
-                is_over = self._is_full(self._mine[owner], 1, len(item.value))
-                if lane is None and is_over and owner[0] == "interactive" and not _is_retry(item):
+                lane, mine = self._lane_of(owner), self._mine.get(owner)
+                is_over = mine is not None and self._is_full(mine, 1, len(item.value))
+                if lane is None and self._lanes and is_over and owner[0] == "interactive" and not _is_retry(item):
                     return Refusal.NO_LANE
                 lane = self._shortest(owner) if lane is None else lane
                 if lane is not None:
@@ -278,14 +281,13 @@ class Lanes:
         records, held = mine.records, mine.size + size
         return records > 0 and (records >= times * config.records_max or held >= times * config.bytes_max)
 
-    def _crowds(self, item: Item, owner: Owner, mine: _Amount, size: int) -> bool:
-        """Whether the request takes more than its share of its partition's ledger, or of everything."""
-        source = self._sources.get(item.work[0])
-        if source is not None:
-            own = source.owners.get(owner, 0)
-            if _exceeds(own, 1, len(source.items), self._hop.unfinished_max, len(source.owners)):
-                return True
-        return self._is_crowded(mine, size)
+    def _fills(self, source: _Source, owner: Owner) -> bool:
+        """Whether one more request of the owner is more than its share of a partition's ledger, or one of the last."""
+        most, total = self._hop.unfinished_max, len(source.items)
+        spare = most // SPARE
+        if spare and total >= most - spare:
+            return True
+        return _exceeds(source.owners.get(owner, 0), 1, total, most, len(source.owners))
 
     def _is_crowded(self, mine: _Amount, size: int) -> bool:
         hop, total, owners = self._hop, self._total, len(self._mine)
@@ -350,7 +352,7 @@ def _owner(item: Item) -> Owner:
 
 def _is_retry(item: Item) -> bool:
     """Whether it lies elsewhere than where the client produced it."""
-    return item.envelope.origin[:2] != item.work[0]
+    return not item.is_new
 
 
 def _patience(item: Item) -> int:

@@ -110,7 +110,9 @@ class _Rates:
 
     def ready_ms(self, now_ms: float) -> float:
         """When all are above zero; now where none is set."""
-        return max((bucket.ready_ms(now_ms) for bucket in self.buckets if bucket is not None), default=now_ms)
+        of_requests, of_tokens = self.buckets
+        ready_ms = now_ms if of_requests is None else of_requests.ready_ms(now_ms)
+        return ready_ms if of_tokens is None else max(ready_ms, of_tokens.ready_ms(now_ms))
 
     def charge(self, requests: float, tokens: float, now_ms: float) -> None:
         of_requests, of_tokens = self.buckets
@@ -176,12 +178,10 @@ class Shaper:
         if known.paused:
             return Band.WAITING, math.inf
         ready_ms = known.ceilings.ready_ms(now_ms)
+        assured_ms = known.assured.ready_ms(now_ms) if known.assured else math.inf
         if ready_ms > now_ms:
             return Band.WAITING, ready_ms
-        if not known.assured:
-            return Band.BORROWING, math.inf
-        ready_ms = known.assured.ready_ms(now_ms)
-        return (Band.BORROWING, ready_ms) if ready_ms > now_ms else (Band.GUARANTEED, math.inf)
+        return (Band.BORROWING, assured_ms) if assured_ms > now_ms else (Band.GUARANTEED, math.inf)
 
     def lends(self, now_ms: float) -> bool:
         """Whether the cell has something left to be borrowed."""

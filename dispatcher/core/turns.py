@@ -298,8 +298,13 @@ class Turns:
         for line in lines:
             if line.was_blocked:
                 line.was_blocked, line.floor = False, self.virtual[_BORROWING]
-            if line.heaps[band]:
-                entry = line.first(band)
+            heap = line.heaps[band]
+            if heap:
+                entry: Entry | None = heap[0]
+                waiting = heap[0][2]
+                tag = waiting.tenant.tags[band]
+                if waiting.entry is not entry or heap[0][0] < tag or tag < line.floor:
+                    entry = line.first(band)
                 if entry is not None and (best is None or _goes_before(entry, best)):
                     best, best_line = entry, line
         return None if best is None or best_line is None else (best_line, best[2])
@@ -332,9 +337,11 @@ class Turns:
 
 
 def _goes_before(one: Entry, other: Entry) -> bool:
-    if one[:2] == other[:2]:  # one tenant in two lines
-        return one[2].requests[0] < other[2].requests[0]
-    return one < other
+    if one[0] != other[0]:
+        return one[0] < other[0]
+    if one[1] != other[1]:
+        return one[1] < other[1]
+    return one[2].requests[0] < other[2].requests[0]  # one tenant in two lines
 
 
 def served_until(start: float, end: float, per_tag: float) -> int:

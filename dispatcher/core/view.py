@@ -110,11 +110,10 @@ class Mind:
         record = Record(topic, 0, 0, None, value, (), self._state.at_ms)
         item = admit(record, service_class, self._state.config.value_bytes_max)
         if isinstance(item, Item):
-            item.demand = self.router.demand(item)
-            model = item.demand.model
             if item.size_bytes is not None:
-                item.input_tokens = self._predictor.input_tokens(model, item.size_bytes)
-            item.output_tokens = self._predictor.expected_output(item.tenant, model, item.max_output_tokens)
+                item.input_tokens = self._predictor.input_tokens(item.demand.model, item.size_bytes)
+            item.demand = self.router.demand(item)
+            item.output_tokens = self._predictor.expected_output(item.tenant, item.demand.model, item.max_output_tokens)
         return item
 
 

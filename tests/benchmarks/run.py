@@ -18,8 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # cells.py
 sys.path.insert(0, str(Path(__file__).parents[2]))  # this checkout, whichever is installed
 sys.path.insert(0, str(Path(__file__).parent))
 
+import agreement_row
 import backlog_row
 import chaos_row
+import live_rows
+import policy_rows
 import prediction_row
 import simulate_rows
 from hop_rows import latency, throughput
@@ -140,6 +143,12 @@ def prediction_rows(rounds: int) -> list[dict[str, Any]]:
     return lines
 
 
+def share_rows(rounds: int) -> list[dict[str, Any]]:
+    """In the simulator, on the live stack, and whether the two agree."""
+    measured = simulate_rows.guarantee, live_rows.behind_a_backlog, agreement_row.agreement
+    return [entry for measure in measured for entry in measure(line, spread, rounds)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,2,3,17")
@@ -149,12 +158,14 @@ def main() -> None:
         1: lambda: throughput_row(1, "exactly_once", given.rounds),
         2: lambda: throughput_row(2, "at_least_once", given.rounds),
         3: lambda: latency_row(given.rounds),
+        4: lambda: policy_rows.decision_lines(line, spread, given.rounds),
         5: lambda: [
             *simulate_rows.utilisation(line, spread, 5, "a", given.rounds),
             simulate_rows.beside_batch(line, spread, given.rounds),
         ],
         6: lambda: simulate_rows.utilisation(line, spread, 6, "b", given.rounds),
-        8: lambda: simulate_rows.guarantee(line, spread, given.rounds),
+        7: lambda: policy_rows.fairness_lines(line),
+        8: lambda: share_rows(given.rounds),
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
         10: lambda: prediction_rows(given.rounds),
         14: chaos_rows,

@@ -34,6 +34,7 @@ TABLE = {
     data.positions_pass_over_markers: TRANSACTIONS,
     data.the_brokers_time_is_the_records: EACH_BROKER,
     data.partitions_take_turns: EACH_BROKER,
+    data.no_partition_gives_more_than_it_may: EACH_BROKER,
     data.bounds_of_partitions: EACH_BROKER,
     data.trimmed_records_are_gone: (MEMORY, KAFKA),
     data.trim_does_no_harm: (TANSU,),  # it cannot

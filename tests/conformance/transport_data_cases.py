@@ -336,6 +336,20 @@ async def partitions_take_turns(world):
     assert {r.partition for r in await read(only, tps[1:], 20)} == {1, 2}, "only the partitions named"
 
 
+async def no_partition_gives_more_than_it_may(world):
+    topic = await world.topic(3)
+    tps = [TopicPartition(topic, n) for n in range(3)]
+    for n in range(2):
+        await write(world, topic, [b"x"] * 50, partition=n)
+    consumer = await reader(world, *tps)
+    seen = []
+    while len(seen) < 100:
+        got = await consumer.poll(tps, 1_000, 100, 7)
+        assert all(sum(r.partition == n for r in got) <= 7 for n in range(3))
+        seen += got
+    assert [(r.partition, r.offset) for r in sorted(seen)] == [(p, n) for p in range(2) for n in range(50)]
+
+
 async def bounds_of_partitions(world):
     topic = await world.topic(2)
     tps = [TopicPartition(topic, n) for n in range(2)]

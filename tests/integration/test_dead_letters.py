@@ -25,7 +25,7 @@ class Cell:
             f'[kafka]\nbootstrap = "{self.kafka.kafka}"\ntopic_prefix = "{self.prefix}"\n'
             f'[redis]\nurl = "{self.kafka.redis}"\n'
             "[topics]\ndead_letter_partitions = 2\n"
-            "[dispatcher]\nretry_backoff_ms = 50\n"
+            "[dispatcher]\nretry_backoff_ms = 50\nbreaker = { failures = 1_000_000 }\n"  # it fails because it was told to
             f'[engines.sim]\nkind = "sim"\nslots = 64\noptions = {{ ttft_ms = 5, tpot_ms = 0, {options} }}\n'
         )
         return path

@@ -42,7 +42,7 @@ def tables(parts, prefix, delivery="exactly_once"):
         "topics": {"request_partitions": 1, "engine_partitions": 2, "retry_partitions": 1, "lane_partitions": 1},
         "dispatcher": {"failover_timeout_ms": 3_000, "trim_interval_ms": 500},
         "engines": {
-            "a": {"kind": "sim", "model": "m", "slots": 4, "options": slow},
+            "a": {"kind": "sim", "model": "m", "slots": 4, "interactive_slots": 0, "options": slow},
             "b": {"kind": "sim", "model": "m", "slots": 4, "options": quick},
         },
     }

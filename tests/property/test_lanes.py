@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker.transport.protocol import TopicPartition
 from dispatcher.core.item import NEVER_MS, Demand, Item
-from dispatcher.core.lanes import Lanes, Refusal
+from dispatcher.core.lanes import SPARE, Lanes, Refusal
 from schemas.config import HopConfig
 from schemas.messages import Envelope
 from schemas.policy import LanesConfig
@@ -105,7 +105,8 @@ class World:
             self.ending[item.work] = number
         else:
             assert tp not in self.lane_logs, "what comes from a lane does not go to one"
-            assert had or waiting or self.has_inherited, "who has nothing anywhere gets in"
+            is_full = in_hand >= self.hop.unfinished_max - self.hop.unfinished_max // SPARE
+            assert had or waiting or is_full or self.has_inherited, "who has nothing anywhere gets in"
             is_new = owner not in homes.get(place, ())
             assert not (waiting and is_new), "it has a lane"
             self.divert(item, number, place, free=free and is_new)
@@ -266,7 +267,7 @@ STEPS = {
 bounds = {
     "lanes": st.sampled_from((1, 2, 4, 5, 8)),
     "records_max": st.sampled_from((1, 2, 4)),
-    "unfinished_max": st.sampled_from((1, 3, 10)),
+    "unfinished_max": st.sampled_from((1, 3, 10, 17)),
     "marks": st.booleans(),
 }
 

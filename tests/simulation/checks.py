@@ -103,9 +103,12 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
                 broken.append(f"{key} ended cancelled, and no cancel that is as new as it covers it")
             elif result.status == "expired" and found[0][1].deadline is None:
                 broken.append(f"{key} ended expired and has no deadline")
-            elif _found_no_lane(result):
+            elif _is_refused_for(result, "tenant"):
                 if world._config.topics.lane_partitions > len(TENANTS):
                     broken.append(f"{key} ended rejected, and every tenant could have a lane")
+            elif _is_refused_for(result, "deadline"):
+                if found[0][1].deadline is None:
+                    broken.append(f"{key} ended rejected for its deadline, and has none")
             elif result.status not in {"cancelled", "expired"}:
                 broken += _judge(key[1], found[0][1], record, result, streams)
     broken += [f"unfinished {tp.topic}/{tp.partition} offset {offset}" for tp, offset in unfinished(cluster, world._config)]
@@ -113,9 +116,9 @@ def check(world: Any, acknowledged: list[tuple[str, int, int]], alarms: list[str
     return findings
 
 
-def _found_no_lane(result: InferenceResult) -> bool:
-    code = None if result.error is None else result.error.code
-    return result.status == "rejected" and code is ErrorCode.CAPACITY_EXCEEDED
+def _is_refused_for(result: InferenceResult, param: str) -> bool:
+    error = result.error
+    return result.status == "rejected" and error is not None and (error.code, error.param) == (ErrorCode.CAPACITY_EXCEEDED, param)
 
 
 def _judge(

@@ -10,6 +10,7 @@ from broker.transport.errors import Fenced, NoSuchTopic, TooLarge, TransportErro
 from broker.transport.ledger import NOBODY, Ledger
 from broker.transport.memory.writing import MemoryOutbox
 from broker.transport.protocol import Committed
+from dispatcher.core import Dispatcher
 from dispatcher.rescue import Rescue
 from engine_consumers.worker import Worker
 from schemas.messages import run_id
@@ -113,6 +114,11 @@ def a_reader_takes_every_chunk_of_every_run():
 @plant
 def a_run_that_gives_nothing_is_waited_for():
     return patch.object(Worker, "_watch_runs", lambda _: asyncio.sleep(1e6))
+
+
+@plant
+def nobody_reads_the_lanes():
+    return patch.object(Dispatcher, "takes", lambda *_: False)
 
 
 @plant

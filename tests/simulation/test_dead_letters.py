@@ -47,6 +47,9 @@ def change_engine(world, config, name):
     world.worker(name)
 
 
+UNBROKEN = {"breaker": {"failures": 1_000}}  # the engine is asked on, however often it fails
+
+
 def test_what_a_broken_engine_failed_is_completed_once_it_is_mended_and_put_back():
     async def scenario(world):
         world.answer()
@@ -67,7 +70,7 @@ def test_what_a_broken_engine_failed_is_completed_once_it_is_mended_and_put_back
         nothing = await put_back(world, [letter for letter in await read(world, put_back=True) if letter.put_back_at_ms])
         return ids, letters, told, again, everything, left, nothing
 
-    ids, letters, told, again, everything, left, nothing = in_world(scenario, config_of(fail_every=1))
+    ids, letters, told, again, everything, left, nothing = in_world(scenario, config_of(dispatcher=UNBROKEN, fail_every=1))
     assert Counter(letter.code for letter in letters) == {"internal": 7, "invalid_request": 1}
     failed = [letter for letter in letters if letter.code == "internal"]
     assert {letter.service_class for letter in failed} == {"batch"}

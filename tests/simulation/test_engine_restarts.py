@@ -105,8 +105,8 @@ def test_the_only_engine_stays_and_refuses_everything_for_a_minute():
         return await are_answered_once(stack)
 
     times = handed_back(on_restarts(scenario))
-    assert len(times) > COUNT / 2
-    assert 1 < max(times) < 20, "it was asked again, and ever more seldom"
+    assert 5 < len(times) < COUNT / 10, "its breaker opened: it was probed, and ever more seldom; all others waited"
+    assert 1 <= max(times) < 20
 
 
 def test_one_engine_of_two_refuses_everything_for_a_minute():

@@ -40,8 +40,8 @@ def test_murmur2_is_that_of_stock_clients(key, partitions):
     assert 0 <= partition_for(key, partitions) < partitions
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 20), st.integers(1, 120))
-def test_turns_take_all_that_fits_in_order_and_leave_nobody_out(sizes, first, records_max):
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=8), st.integers(0, 20), st.integers(1, 120), st.integers(1, 60))
+def test_turns_take_all_that_fits_in_order_and_leave_nobody_out(sizes, first, records_max, each_max):
     queues = {
         TopicPartition("t", n): [Record("t", n, offset, None, None, (), 0) for offset in range(size)]
         for n, size in enumerate(sizes)
@@ -51,13 +51,15 @@ def test_turns_take_all_that_fits_in_order_and_leave_nobody_out(sizes, first, re
         taken, queues[tp] = queues[tp][:most], queues[tp][most:]
         return taken
 
-    taken = take_in_turn(list(queues), first, records_max, take)
-    assert len(taken) == min(records_max, sum(sizes))
+    taken = take_in_turn(list(queues), first, records_max, take, each_max)
+    assert len(taken) == min(records_max, sum(min(size, each_max) for size in sizes))
     for tp, left in queues.items():
         offsets = [r.offset for r in taken if r.partition == tp.partition]
         assert offsets == list(range(len(offsets)))
+        assert len(offsets) <= each_max
         if left and records_max >= len(sizes):
-            assert len(offsets) >= records_max // len(sizes), "everybody with enough gets at least an equal share"
+            share = min(records_max // len(sizes), each_max)
+            assert len(offsets) >= share, "everybody with enough gets at least an equal share"
 
 
 SPEC = TopicSpec("t", 4, {"retention.ms": "-1"})

@@ -83,9 +83,9 @@ def test_a_saved_state_explains_what_the_dispatcher_would_do(value, service_clas
     mind = Mind(reread(made.state(None, NOW)))
     mine, its = mind.item(msgspec.json.encode(value), service_class), item(value, service_class)
     predictor, router = made._predictor, made._router
-    its.demand = router.demand(its)
     if its.size_bytes is not None:
         its.input_tokens = predictor.input_tokens(its.demand.model, its.size_bytes)
+    its.demand = router.demand(its)
     its.output_tokens = predictor.expected_output(its.tenant, its.demand.model, its.max_output_tokens)
     assert explained(mind.router, mine) == explained(router, its)
     chosen = made._router.pick(its, NOW)

@@ -20,24 +20,55 @@ def envelope(**fields):
     return Envelope("r", "t", "batch", ("forebay.requests.batch", 0, 0), NOW, **fields)
 
 
-def test_slots_are_given_by_class_then_deadline_then_age():
-    machine = Lifecycle(slots=1)
-    assert machine.handle(Taken(1, order("batch", 10, 0))) == [Run(1)]
-    for ticket, rank in ((2, order("batch", 5, 0)), (3, order("interactive", 99, 5)), (4, order("interactive", 99, 4))):
+def test_slots_are_given_by_class_then_deadline_then_as_they_were_read():
+    machine = Lifecycle(slots=3)
+    for ticket in (-1, -2, -3):
+        assert machine.handle(Taken(ticket, order("batch", 10))) == [Run(ticket)]
+    for ticket, rank in ((1, order("batch", 5)), (2, order("interactive", 99)), (3, order("interactive", 99))):
         assert machine.handle(Taken(ticket, rank)) == []
-    order_of_runs = []
-    running = 1
-    for _ in range(3):
-        (effect,) = machine.handle(Ended(running))
-        running = effect.ticket
-        order_of_runs.append(running)
-    assert order_of_runs == [4, 3, 2]
+    assert machine.handle(Taken(4, order("interactive", 98))) == []
+    order_of_runs = [effect.ticket for ticket in (-1, -2, -3, 4) for effect in machine.handle(Ended(ticket))]
+    assert order_of_runs == [4, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("alone_one", "others"), [(order("interactive", 9), order("interactive", 5)), (order("batch", 0), order("interactive", 0))]
+)
+def test_nobody_is_passed_for_ever_by_what_is_more_urgent(alone_one, others):
+    slots = 3
+    machine = Lifecycle(slots)
+    running = [effect.ticket for n in range(slots) for effect in machine.handle(Taken(n, others))]
+    machine.handle(Taken(99, alone_one))
+    passed = 0
+    for ticket in range(100, 200):
+        machine.handle(Taken(ticket, others))
+        (began,) = machine.handle(Ended(running.pop(0)))
+        if began.ticket == 99:
+            break
+        passed += 1
+        running.append(began.ticket)
+    assert passed == slots
+
+
+def test_a_line_that_never_empties_keeps_nobody_who_left():
+    machine = Lifecycle(2)
+    running = [0, 1]
+    for n in running:
+        machine.handle(Taken(n, order("interactive", 1)))
+    for ticket in range(2, 5_000):
+        machine.handle(Taken(ticket, order("interactive", ticket % 7)))
+        if ticket > 8:
+            (began,) = machine.handle(Ended(running.pop(0)))
+            running.append(began.ticket)
+    assert machine.waiting == 7
+    assert len(machine._line) < 100
+    assert sum(map(len, machine._turns)) < 100
 
 
 def test_a_dropped_run_holds_its_slot_until_it_has_ended():
     machine = Lifecycle(slots=1)
-    machine.handle(Taken(1, order("batch", 0, 0)))
-    machine.handle(Taken(2, order("batch", 0, 1)))
+    machine.handle(Taken(1, order("batch", 0)))
+    machine.handle(Taken(2, order("batch", 0)))
     assert machine.handle(Dropped(1)) == [Abort(1)]
     assert machine.running == 1
     assert machine.handle(Ended(1)) == [Run(2)]
@@ -45,8 +76,8 @@ def test_a_dropped_run_holds_its_slot_until_it_has_ended():
 
 def test_a_request_dropped_while_it_waits_never_runs():
     machine = Lifecycle(slots=1)
-    machine.handle(Taken(1, order("batch", 0, 0)))
-    machine.handle(Taken(2, order("batch", 0, 1)))
+    machine.handle(Taken(1, order("batch", 0)))
+    machine.handle(Taken(2, order("batch", 0)))
     assert machine.handle(Dropped(2)) == []
     assert machine.waiting == 0
     assert machine.handle(Ended(1)) == []
@@ -108,28 +139,28 @@ def test_the_jitter_repeats_for_a_request_and_differs_between_requests():
 
 def test_a_suspect_runs_alone_and_nobody_overtakes_it_for_ever():
     machine = Lifecycle(slots=4)
-    assert machine.handle(Taken(1, order("batch", 9, 0))) == [Run(1)]
-    assert machine.handle(Taken(2, order("batch", 9, 1), alone=True)) == []
-    assert machine.handle(Taken(3, order("batch", 9, 2))) == []  # it stands behind the suspect
-    assert machine.handle(Taken(4, order("interactive", 9, 3))) == [Run(4)]  # and this one before
+    assert machine.handle(Taken(1, order("batch", 9))) == [Run(1)]
+    assert machine.handle(Taken(2, order("batch", 9), alone=True)) == []
+    assert machine.handle(Taken(3, order("batch", 9))) == []  # it stands behind the suspect
+    assert machine.handle(Taken(4, order("interactive", 9))) == [Run(4)]  # and this one before
     assert machine.handle(Ended(1)) == []
     assert machine.handle(Ended(4)) == [Run(2, alone=True)]
-    assert machine.handle(Taken(5, order("interactive", 0, 0))) == []
+    assert machine.handle(Taken(5, order("interactive", 0))) == []
     assert machine.handle(Ended(2)) == [Run(5), Run(3)]
 
 
 def test_a_dropped_suspect_gives_way():
     machine = Lifecycle(slots=4)
-    machine.handle(Taken(1, order("batch", 9, 0)))
-    machine.handle(Taken(2, order("batch", 9, 1), alone=True))
-    machine.handle(Taken(3, order("batch", 9, 2)))
+    machine.handle(Taken(1, order("batch", 9)))
+    machine.handle(Taken(2, order("batch", 9), alone=True))
+    machine.handle(Taken(3, order("batch", 9)))
     assert machine.handle(Dropped(2)) == [Run(3)]
-    machine.handle(Taken(4, order("batch", 9, 3), alone=True))
+    machine.handle(Taken(4, order("batch", 9), alone=True))
     machine.handle(Ended(1))
     assert machine.handle(Ended(3)) == [Run(4, alone=True)]
     assert machine.handle(Dropped(4)) == [Abort(4)]
     assert machine.handle(Ended(4)) == []
-    assert machine.handle(Taken(6, order("batch", 9, 4))) == [Run(6)]
+    assert machine.handle(Taken(6, order("batch", 9))) == [Run(6)]
 
 
 def test_only_a_crash_while_it_ran_alone_counts_once_it_is_a_suspect():
