@@ -111,6 +111,25 @@ def test_who_fits_nowhere_is_rejected():
         assert ran.measures.statuses.total() == ran.measures.arrived
 
 
+def test_a_backlog_in_the_same_partition_stands_in_front_of_nobody():
+    flood, small = (
+        {
+            "name": name,
+            "arrivals": {"process": "regular", "per_s": per_s},
+            "input_tokens": {"dist": "fixed", "tokens": 400},
+            "output_tokens": {"dist": "fixed", "tokens": 20},
+            "kinds": [{"engine": "llama", "tenant": name}],
+        }
+        for name, per_s in (("flood", 150.0), ("small", 2.0))
+    )
+    changes = {"traffic": [flood, small], "forebay": {"topics": {"request_partitions": 1}, "dispatcher": {"runway_factor": 1.0}}}
+    fifo, ours = (figures(run_small(policy, **changes)) for policy in ("pooled_fifo", "forebay"))
+    assert ours["ended"] == fifo["ended"] == {"completed": fifo["requests"]}
+    assert ours["queue_max"] > 1_000  # far more than a partition's ledger and a tenant's memory hold
+    assert fifo["kinds"][1]["ttft_ms"]["p50"] > 10_000
+    assert ours["kinds"][1]["ttft_ms"]["p99"] < 1_500
+
+
 def test_a_passed_deadline_is_no_success():
     changes = {"traffic__0__kinds__0__deadline_ms": 700, "scale": 5.0}
     ran, ends = watched("forebay", **changes)
