@@ -172,7 +172,7 @@ class Placement(Struct, frozen=True, omit_defaults=True):
         predicted_ms: Until the end.
     """
 
-    reason: str = "only"
+    reason: str = field(default_factory=lambda: "only")  # a factory's value is always written
     wanted: str | None = None
     why_not: str | None = None
     stands_in: bool = False

@@ -143,7 +143,7 @@ class Worker:
         self.slots = max(self.status.slots, 1)
         for_batch = max(self.slots - self.status.interactive_slots, 1)
         self.limit = min(max(int(self.slots * runway_factor), 1), start, UNFINISHED_MAX)
-        self.batch_limit = min(max(int(for_batch * runway_factor), 1), self.limit)
+        self.batch_limit = min(max(int(for_batch * runway_factor), 1), max(self.limit - self.status.interactive_slots, 1))
         self.open_slots, self.batch_slots = min(self.slots, start), min(for_batch, start)
 
     def weigh(self, wait_weight: float) -> None:

@@ -216,6 +216,7 @@ class Dispatcher:
             item.service_class,
             item.demand.model,
             choice.cost_ms,
+            item.input_tokens,
             tokens,
             item.max_output_tokens,
             item.size_bytes,
@@ -255,7 +256,8 @@ class Dispatcher:
         if not (0 <= run.run_ms <= RUN_MS_MAX and 0 <= run.input_tokens <= TOKENS_MAX and 0 <= run.output_tokens <= TOKENS_MAX):
             return
         cost_ms = run.run_ms / charge.slots - charge.cost_ms
-        tokens = run.input_tokens + run.output_tokens - charge.tokens
+        prompt = run.input_tokens if run.code is None else charge.input_tokens  # of a failed run it is not told
+        tokens = prompt + run.output_tokens - charge.tokens
         self._queue.correct(charge.service_class, charge.tenant, cost_ms, charge.band)
         self._shaper.correct(charge.tenant, tokens, now_ms, charge.band)
         self._rates.correct(pool, tokens, now_ms)

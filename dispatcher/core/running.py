@@ -22,6 +22,7 @@ class Charge(NamedTuple):
 
     Attributes:
         cost_ms: Engine time.
+        input_tokens: Of the prompt.
         tokens: Of prompt and answer.
         size_bytes: Of its text; None where its tokens were given.
         band: In which it was served.
@@ -32,6 +33,7 @@ class Charge(NamedTuple):
     service_class: ServiceClass
     model: str
     cost_ms: float
+    input_tokens: float
     tokens: float
     max_output_tokens: int
     size_bytes: int | None

@@ -206,3 +206,8 @@ def test_of_like_workers_the_least_loaded_is_first_and_a_worker_without_partitio
     keys = {name: one.interactive_key for name, one in made.pool("llama").workers.items()}
     assert keys["w2"] < keys["w1"] < BUSY_MS
     assert keys["w3"] == FULL
+
+
+def test_batch_leaves_room_for_interactive_however_many_slots_there_are():
+    one = worker(fleet(status(slots=1_000, interactive_slots=10)))
+    assert one.limit - one.batch_limit >= 10

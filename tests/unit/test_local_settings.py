@@ -44,8 +44,8 @@ def test_what_cannot_be_edited_is_refused_with_what_to_do(text):
 
 
 @given(
-    model=WORDS,
-    aliases=st.lists(WORDS, max_size=3),
+    model=WORDS.filter(lambda word: word != "auto"),
+    aliases=st.lists(WORDS.filter(lambda word: word != "auto"), max_size=3),
     env=st.dictionaries(WORDS, WORDS, max_size=3),
     options=st.dictionaries(
         WORDS,

@@ -7,7 +7,7 @@ from dispatcher.core.shaping import Band
 from schemas.messages import Completion
 
 SOURCE = TopicPartition("requests", 0)
-CHARGE = Charge("t", "batch", "m", 10.0, 100.0, 64, 40, Band.BORROWING, 8)
+CHARGE = Charge("t", "batch", "m", 10.0, 60.0, 100.0, 64, 40, Band.BORROWING, 8)
 
 
 def done(offset, partition=3):
