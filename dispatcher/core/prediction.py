@@ -178,7 +178,7 @@ class _Sampler:
     def takes(self, now_ms: float) -> bool:
         passed_ms = now_ms - self._since_ms
         if not 0 <= passed_ms < _WINDOW_MS:  # over, or the clock was set back
-            wanted = self._per_s_max * max(passed_ms / _WINDOW_MS, 1.0)
+            wanted = self._per_s_max * max(1.0, passed_ms / _WINDOW_MS)  # in this order: no number counts as one window
             self._share = _DRAWN_MAX if self._heard <= wanted else int(_DRAWN_MAX * wanted / self._heard)
             self._since_ms, self._heard, self._taken = now_ms, 0, 0
         self._heard += 1

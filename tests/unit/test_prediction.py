@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from dispatcher.core.lengths import MODELS_MAX, TENANTS_MAX, Lengths, Texts
-from dispatcher.core.prediction import LEARNED_PER_S_MAX, NEW_RUNS, Prediction, Predictor, PredictorState
+from dispatcher.core.prediction import LEARNED_PER_S_MAX, NEW_RUNS, Prediction, Predictor, PredictorState, _Sampler
 from dispatcher.core.profiles import profile_of
 from schemas.errors import ErrorCode
 from schemas.messages import Completion
@@ -304,3 +304,10 @@ def test_a_state_may_know_other_pools_than_the_configuration():
     assert learner.predict("pool", 1_000, 11) == other.predict("pool", 1_000, 11)
     assert sorted(learner.state().pools) == ["new", "pool"]
     assert isinstance(learner.predict("new", 1, 1), Prediction)
+
+
+def test_a_time_that_is_no_number_stops_nothing():
+    sampler = _Sampler(10)
+    assert sampler.takes(0.0)
+    assert sampler.takes(float("nan"))
+    assert sampler.takes(float("nan"))
