@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from idle_handler import IdleHandler
 from virtual_loop import run_virtual
 
 from broker.transport.errors import OffsetGone
@@ -15,7 +16,7 @@ IN = TopicPartition("in", 0)
 GROUP = "group"
 
 
-class Hand:
+class Hand(IdleHandler):
     """A handler that finishes nothing, or everything at once; its hop stands under a transport of its own."""
 
     def __init__(self, cluster, name, *, room, finishes, is_owner=lambda: True, config=None):
@@ -33,31 +34,13 @@ class Hand:
     def room(self):
         return self.free - self.hop.used
 
-    def takes(self, partition):  # noqa: ARG002 - as the hop calls it
-        return True
-
-    def claim(self, record, inherited):
-        pass
-
-    def noted(self, work):
-        pass
-
-    def moved(self):
-        pass
-
     def start(self, record, inherited):  # noqa: ARG002 - as the hop calls it
         self.started.append(record.offset)
         if self.finishes:
             self.hop.finish((IN, record.offset), [])
 
-    def flush(self):
-        pass
-
     def drop(self, work):
         self.dropped.append(work[1])
-
-    def committed(self, work, places):
-        pass
 
 
 def on_cluster(scenario):

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from idle_handler import IdleHandler
 from virtual_loop import run_virtual
 
 from broker.transport.hop import Hop
@@ -13,7 +14,7 @@ SHUT, FREE, OUT = TopicPartition("in", 0), TopicPartition("in", 1), "out"
 GROUP = "group"
 
 
-class Hand:
+class Hand(IdleHandler):
     """A handler that takes of the first partition as many as it is told to, and finishes what it is told to."""
 
     def __init__(self, cluster, **bounds):
@@ -39,26 +40,11 @@ class Hand:
     def takes(self, partition):
         return partition != SHUT or len(self.begun(SHUT)) < self.wanted
 
-    def claim(self, record, inherited):
-        pass
-
-    def noted(self, work):
-        pass
-
-    def moved(self):
-        pass
-
     def start(self, record, inherited):  # noqa: ARG002 - as the hop calls it
         self.started.append((TopicPartition(record.topic, record.partition), record.offset))
 
-    def flush(self):
-        pass
-
     def drop(self, work):
         self.dropped.append(work)
-
-    def committed(self, work, places):
-        pass
 
 
 def on_cluster(scenario):
