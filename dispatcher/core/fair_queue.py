@@ -112,6 +112,8 @@ class FairQueue:
         if not turns.count:
             group.key = group.base = max(group.key, self._virtual - group.head_start)
             group.was_blocked = False
+            other = self._batch if group is self._interactive else self._interactive
+            other.base = max(other.base, min(other.key, self._virtual))  # what it gets back takes it no further before this one
         tenant = turns.tenant(envelope.tenant)
         self._pushed += 1
         turns.add(tenant, (item.deadline_ms, envelope.received_at_ms, self._pushed, item))

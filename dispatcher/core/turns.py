@@ -12,7 +12,7 @@ what is served under guarantees moves nobody's share of what is left.
 Requests of a demand that no engine can take now must not stand before others, so each demand has a line (a heap of the
 tenants waiting in it for either order), while tags are shared by all lines. An entry in a heap whose tag has grown
 since is mended when it surfaces; one that was replaced is passed over then. Whoever stood in a line that was blocked
-catches up on no more than its credit.
+catches up on no more than its credit, and whoever was charged too much on no more than brings it to whoever came last.
 """
 
 import heapq
@@ -32,13 +32,12 @@ _GUARANTEED, _BORROWING, _WAITING = Band.GUARANTEED, Band.BORROWING, Band.WAITIN
 class Tenant:
     """One tenant of a class: its tags in both orders."""
 
-    __slots__ = ("band", "base", "count", "credit", "is_rated", "name", "tags", "weight")
+    __slots__ = ("band", "count", "credit", "is_rated", "name", "tags", "weight")
 
     def __init__(self, name: str, shaper: Shaper) -> None:
         self.name, self.count = name, 0
         self.band = _BORROWING
         self.tags = [0.0, 0.0]  # by band
-        self.base = [0.0, 0.0]  # the tags it began to wait with
         self.set(shaper)
 
     def set(self, shaper: Shaper) -> None:
@@ -50,7 +49,6 @@ class Tenant:
         """Come to wait in an order, at this tag or a later one that is still owed."""
         if self.tags[band] < tag:  # noqa: PLR1730 - `max` takes its time
             self.tags[band] = tag
-        self.base[band] = self.tags[band]
 
 
 class Waiting:
@@ -125,6 +123,7 @@ class Turns:
         self.lines: dict[Demand, Line] = {}
         self.tenants: dict[str, Tenant] = {}  # who waits, and who has been served lately
         self._last = [0.0, 0.0]  # the greatest tag, by band
+        self._newest = [0.0, 0.0]  # what v was when somebody came to wait last
         self._look_at = SPARE
 
     def tenant(self, name: str) -> Tenant:
@@ -145,6 +144,7 @@ class Turns:
         if not tenant.count:
             tenant.begin(_GUARANTEED, self.virtual[_GUARANTEED])
             tenant.begin(_BORROWING, self.virtual[_BORROWING])
+            self._newest = self.virtual.copy()
         waiting = line.waiting.get(tenant.name)
         if waiting is None:
             waiting = line.waiting[tenant.name] = Waiting(tenant)
@@ -194,14 +194,15 @@ class Turns:
     def correct(self, name: str, cost_ms: float, band: Band) -> None:
         """Move a tenant's tag by what a request cost beyond what was charged, or less (below zero).
 
-        What it gets back from before it began to wait, it gets up to its credit.
+        Nothing takes it before whoever came to wait last, itself included: being idle saves nothing up, and a charge that was
+        far too high has raised v for newcomers, who shall not wait until it is caught up.
         """
         tenant = self.tenants.get(name)
         if tenant is None:
             return  # long idle: nothing is owed
         tag = tenant.tags[band] + cost_ms / tenant.weight
         if tenant.count:
-            tag = max(tag, tenant.base[band] - tenant.credit)
+            tag = max(tag, min(self._newest[band], tenant.tags[band]))
         is_sooner, tenant.tags[band] = tag < tenant.tags[band], tag
         self._last[band] = max(self._last[band], tag)
         if is_sooner and tenant.count and tenant.band == band:
@@ -319,7 +320,7 @@ class Turns:
         if not self.count:  # nobody waits: nothing is owed
             self.virtual = self._last.copy()
             if max(self.virtual) > TAG_MAX:
-                self.virtual, self._last = [0.0, 0.0], [0.0, 0.0]
+                self.virtual, self._last, self._newest = [0.0, 0.0], [0.0, 0.0], [0.0, 0.0]
                 self.tenants.clear()
 
     def _forget(self) -> None:
