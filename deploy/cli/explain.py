@@ -18,7 +18,7 @@ from dispatcher.plugins import load_plugins
 from memory_coordinator import Asking, RedisAsking
 from schemas import codecs
 from schemas.config import Config
-from schemas.errors import ErrorCode, InvalidMessage
+from schemas.errors import ConfigError, ErrorCode, InvalidMessage
 from schemas.messages import ErrorInfo, ServiceClass
 from schemas.questions import DispatcherState, StateOf, decode_state, encode_state
 
@@ -78,7 +78,7 @@ def explain(
     load_plugins(config.routing.plugins)
     state = _saved(state_file) if state_file else run(_running(config, None if save_state else tenant, timeout_s))
     if save_state is not None:
-        save_state.write_bytes(encode_state(state))
+        _save(save_state, encode_state(state))
     said = explained(state, value, service_class)
     if as_json:
         click.echo(whole_json(said))
@@ -141,6 +141,17 @@ async def _running(config: Config, tenant: str | None, timeout_s: float) -> Disp
         return await live_state(asking, tenant, timeout_s)
     finally:
         await asking.close()
+
+
+def _save(path: Path, state: bytes) -> None:
+    """Write a state, over an older one at most: a running stack keeps a file of the same likely name."""
+    try:
+        if path.exists() and path.stat().st_size:
+            decode_state(path.read_bytes())
+    except InvalidMessage:
+        message = f"--save-state: {path} holds something else: give another name, or remove it"
+        raise ConfigError(message) from None
+    path.write_bytes(state)
 
 
 def _saved(file: BinaryIO) -> DispatcherState:

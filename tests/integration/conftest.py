@@ -30,7 +30,10 @@ class Stack:
         environment = {**os.environ, "FOREBAY_HOME": str(self.home), "FOREBAY_CONFIG": "", **more.pop("env", {})}
         environment = {name: value for name, value in environment.items() if value}
         argv = [sys.executable, "-m", "deploy.cli", *arguments]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=timeout_s, check=check, env=environment, **more)
+        done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=timeout_s, env=environment, **more)
+        if check and done.returncode:
+            pytest.fail(f"forebay {' '.join(arguments)} ended with {done.returncode}: {done.stderr}{done.stdout}")
+        return done
 
     def status(self) -> dict:
         return json.loads(self.forebay("local", "status", "--json").stdout)

@@ -66,7 +66,7 @@ def test_a_paused_tenant_waits_and_says_so_and_others_do_not(stack):
     assert (shown["held"]["holds"]["weight"], shown["free"]["holds"]["weight"]) == (3.0, 0.5)
 
 
-def test_a_paused_engine_is_sent_nothing_until_it_is_resumed(stack):
+def test_a_paused_engine_is_sent_nothing_until_it_is_resumed(stack, tmp_path):
     stack.forebay("engines", "set", "sim", "--pause")
     (name,) = send(stack, "free", 1)
     until(stack, name, stage="waiting", why="engines_paused")
@@ -76,7 +76,7 @@ def test_a_paused_engine_is_sent_nothing_until_it_is_resumed(stack):
     assert {worker["filters"]["unpaused"] for worker in pool["workers"]} == {"is paused"}
     stack.forebay("engines", "set", "sim", "--resume")
     until(stack, name, stage="ended", status="completed")
-    path = stack.home / "state.json"
+    path = tmp_path / "saved.json"
     assert told_with(stack, request, "explain", "-", "--save-state", str(path))["explanation"]["pool"] == "sim"
     saved = told_with(stack, request, "explain", "-", "--state", str(path))
     assert saved["explanation"]["pool"] == "sim"

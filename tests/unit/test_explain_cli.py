@@ -90,6 +90,17 @@ def test_the_running_dispatcher_is_asked_and_its_state_may_be_saved(invoke, tmp_
     assert path.read_bytes() == encode_state(state("llama"))
     assert invoke(running=state("llama")).exit_code == 0
     assert invoke.asked == [None, "a"]
+    assert invoke("--save-state", str(path), running=state()).exit_code == 0
+    assert path.read_bytes() == encode_state(state()), "a later state takes an older one's place"
+
+
+def test_a_state_is_not_saved_over_something_else(invoke, tmp_path):
+    path = tmp_path / "state.json"
+    path.write_text('{"kafka": "a stack keeps this"}')
+    done = invoke("--save-state", str(path), running=state("llama"))
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == f"--save-state: {path} holds something else: give another name, or remove it"
+    assert path.read_text() == '{"kafka": "a stack keeps this"}'
 
 
 def test_where_nobody_can_take_it_now_it_says_what_it_waits_for(invoke):
