@@ -33,7 +33,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--seed", type=click.IntRange(0), help="Of everything that is drawn.")
 @click.option("--requests", type=click.IntRange(1), help="Stop after so many requests, and go on until then.")
 @click.option("--scale", type=Finite(1e-3, 1e4), default=1.0, show_default=True, help="Times the scenario's load.")
-@click.option("--find", "finds", type=click.Choice(["load", "gpus"]), help="Search the highest load, or the fewest GPUs.")
+@click.option(
+    "--find", "finds", type=click.Choice(["load", "gpus", "nothing"]), help="Search the highest load, or the fewest GPUs."
+)
 @click.option("--plot", "plot_to", type=_FILE, metavar="FILE.png|.svg", help="Draw utilisation, queue, latency and shares.")
 @json_option("Print all figures as one JSON object.")
 def simulate(
@@ -95,7 +97,7 @@ def _changed(
         seed=scenario.seed if seed is None else seed,
         scale=scenario.scale * scale,
         policies=list(policies) or scenario.policies,
-        finds=finds or scenario.finds,
+        finds=None if finds == "nothing" else finds or scenario.finds,
         duration_s=scenario.duration_s if requests is None else float("inf"),
     )
     for policy in scenario.policies:

@@ -33,6 +33,7 @@ class Demand(NamedTuple):
         features: What the engine must have, sorted.
         context: Tokens that the engine must take: one more than the next lower limit that an engine has, so that there are
             few demands and an engine with a limit between is not ruled out; 0 where any will do.
+        is_timed: Whether it has a deadline, for which it may wait where those without one need not.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Demand(NamedTuple):
     excluded: tuple[Excluded, ...] = ()
     features: tuple[str, ...] = ()
     context: int = 0
+    is_timed: bool = False
 
 
 class Item(Struct):

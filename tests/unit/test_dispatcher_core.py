@@ -1,6 +1,7 @@
 """The dispatcher's machine: who is served by whom, when, and what is refused."""
 
 import msgspec
+from msgspec.structs import replace
 
 from broker.transport.protocol import Record
 from dispatcher.core import Arrived, Cancelled, Dispatcher, Dropped, Finish, Forward, Sent, StatusSeen, Tick
@@ -11,6 +12,7 @@ from dispatcher.core.routing import Catalog
 from schemas import EngineStatus, ErrorInfo, RouteAttempt, codecs, headers, parse_config
 from schemas.errors import ErrorCode
 from schemas.messages import Envelope
+from schemas.policy import AdmissionConfig
 
 CONFIG = parse_config(
     {
@@ -122,6 +124,15 @@ def test_a_full_demand_does_not_hold_up_another():
     made = machine(status("llama", slots=1), status("mamba"))
     items = [request(n, model="llama", fallback="none") for n in range(5)] + [request(9, model="mamba", fallback="none")]
     assert [e.pool for e in decide(made, *items)] == ["llama", "mamba"]
+
+
+def test_who_waits_for_an_engine_in_time_holds_up_nobody_without_a_deadline():
+    made = Dispatcher(replace(CONFIG, dispatcher=replace(CONFIG.dispatcher, admission=AdmissionConfig(deadline="serve"))))
+    made.handle(StatusSeen(status("llama", running=3)), NOW)
+    made.handle(StatusSeen(status("mamba")), NOW)
+    in_a_moment = "1970-01-01T00:16:40.001Z"
+    effects = decide(made, request(0, model="llama", deadline=in_a_moment), request(1, model="llama", tenant="other"))
+    assert [(e.item.envelope.id, e.pool) for e in effects] == [("r1", "mamba")]
 
 
 def test_a_passed_deadline_ends_a_request_that_waits():

@@ -63,6 +63,8 @@ def test_a_search_tells_what_it_found(scenario):
     assert told["policies"]["pooled_fifo"]["attainment"] >= 0.99
     ran = invoke(scenario, "--policy", "pooled_fifo", "--find", "gpus", "--scale", 4)
     assert "GPUs" in ran.stdout
+    told = json.loads(invoke(scenario, "--json", "--policy", "pooled_fifo", "--find", "nothing").stdout)
+    assert "found" not in told
     assert ran.exit_code == 0
 
 

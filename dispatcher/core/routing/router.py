@@ -113,8 +113,9 @@ class Router:
         asked = item.demand
         context = self._context_of(item.input_tokens)
         model = self.catalog.resolve(asked.model)
-        if context != asked.context or model != asked.model:
-            asked = Demand(model, asked.hint, asked.fallback, asked.excluded, asked.features, context)
+        is_timed = item.deadline_ms < NEVER_MS
+        if context != asked.context or model != asked.model or is_timed is not asked.is_timed:
+            asked = Demand(model, asked.hint, asked.fallback, asked.excluded, asked.features, context, is_timed)
         known = self._demands.get(asked)
         if known is None:
             if len(self._demands) >= PLANS_MAX:
