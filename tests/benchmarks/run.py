@@ -176,10 +176,9 @@ def main() -> None:
     rows = [int(row) for row in given.rows.split(",") if row]
     if unknown := sorted(set(rows) - set(known)):
         parser.error(f"no such row: {unknown}; there are {sorted(known)}")
-    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    entries = [entry for entry in old if entry["row"] not in rows]
-    for row in rows:
-        entries += known[row]()
+    entries = [entry for row in rows for entry in known[row]()]
+    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else []  # now, as other rows may have been measured meanwhile
+    entries += [entry for entry in old if entry["row"] not in rows]
     entries.sort(key=lambda entry: entry["row"])
     RESULTS.write_text(json.dumps(entries, indent=1) + "\n")
     table = Table("row", "metric", "ours", "baseline", "ratio", "goal", "met", box=None)
