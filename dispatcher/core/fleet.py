@@ -29,9 +29,12 @@ _BATCH: ServiceClass = "batch"
 
 
 class _Runway:
-    """What was sent to one partition and not seen in a snapshot yet."""
+    """What was sent to one partition and not seen in a snapshot yet, and who owns it as far as anybody said."""
+
+    __slots__ = ("batch", "offsets", "owner", "unacknowledged")
 
     def __init__(self) -> None:
+        self.owner: Worker | None = None
         self.unacknowledged = 0
         self.batch = 0  # of all
         self.offsets: deque[tuple[int, int]] = deque()  # with 1 for batch
@@ -184,7 +187,6 @@ class Fleet:
         self._runway_factor, self._stale_ms = runway_factor, stale_ms
         self._pools: dict[str, Pool] = {}
         self._runways: dict[tuple[str, int], _Runway] = {}
-        self._owners: dict[tuple[str, int], Worker] = {}
         self._first_ms: int | None = None
         self._penalty: Callable[[Worker], float] | None = None
         self._wait_weight = 1.0
@@ -243,11 +245,10 @@ class Fleet:
     def _take_in(self, worker: Worker, status: EngineStatus, now_ms: int, failed: int) -> None:
         load = batch_load = 0
         for partition in status.partitions:
-            runway = self._runways.get((status.pool, partition))
-            if runway is not None:
-                load += len(runway)
-                batch_load += runway.batch
-            self._owners[status.pool, partition] = worker
+            runway = self._runway(status.pool, partition)
+            load += len(runway)
+            batch_load += runway.batch
+            runway.owner = worker
         load += status.running + status.queue_depth
         if worker.start is not None and worker.status.epoch == status.epoch:
             self._grow(worker, worker.load - load - failed)
@@ -284,23 +285,21 @@ class Fleet:
 
     def sending(self, pool: str, partition: int, service_class: ServiceClass) -> None:
         """A record is on its way to a partition."""
-        runway = self._runways.get((pool, partition))
-        if runway is None:
-            runway = self._runways[pool, partition] = _Runway()
+        runway = self._runway(pool, partition)
         runway.unacknowledged += 1
         batch = 1 if service_class == _BATCH else 0
         runway.batch += batch
-        self._count(pool, partition, 1, batch)
+        self._count(runway, 1, batch)
 
     def sent(self, pool: str, partition: int, service_class: ServiceClass, offset: int | None) -> None:
         """It is there, at that offset; or it never came, or nobody knows (None)."""
         runway = self._runways[pool, partition]
         runway.unacknowledged -= 1
-        owner = self._owners.get((pool, partition))
+        owner = runway.owner
         batch = 1 if service_class == _BATCH else 0
         if offset is None or (owner is not None and offset < owner.status.positions.get(partition, 0)):
             runway.batch -= batch
-            self._count(pool, partition, -1, -batch)
+            self._count(runway, -1, -batch)
         else:
             runway.offsets.append((offset, batch))
 
@@ -349,10 +348,18 @@ class Fleet:
         del worker.pool.workers[worker.status.worker]
         worker.pool.stamp += 1
         self.version += 1
-        self._owners = {place: owner for place, owner in self._owners.items() if owner is not worker}
+        for runway in self._runways.values():
+            if runway.owner is worker:
+                runway.owner = None
 
-    def _count(self, pool: str, partition: int, change: int, batch: int) -> None:
-        owner = self._owners.get((pool, partition))
+    def _runway(self, pool: str, partition: int) -> _Runway:
+        runway = self._runways.get((pool, partition))
+        if runway is None:
+            runway = self._runways[pool, partition] = _Runway()
+        return runway
+
+    def _count(self, runway: _Runway, change: int, batch: int) -> None:
+        owner = runway.owner
         if owner is not None:
             owner.load += change
             owner.batch_load += batch
