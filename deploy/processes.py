@@ -1,11 +1,14 @@
 """The long-running processes, put together: what `forebay dispatch` and `forebay work` run."""
 
 import asyncio
+import contextlib
+import faulthandler
 import gc
 import logging
 import os
 import socket
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
 
 from broker.transport.connect import connect
 from broker.transport.protocol import Transport
@@ -19,6 +22,8 @@ from schemas.config import Config
 from schemas.errors import ConfigError
 
 log = logging.getLogger("forebay.process")
+
+HUNG_S = 120.0
 
 OnStop = Callable[[Callable[[], None]], None]  # told what to call when the process is to leave in good order
 
@@ -44,7 +49,8 @@ async def dispatch(config: Config, on_stop: OnStop, name: str | None = None) -> 
         named = name or default_name("dispatcher")
         service = DispatcherService(config, transport, board, named, seen_log=seen_log, asking=asking)
         on_stop(service.stop)
-        await service.run()
+        async with ends_if_hung(HUNG_S):
+            await service.run()
     finally:
         await asking.close()
         await seen_log.close()
@@ -84,6 +90,26 @@ async def work(config: Config, engine: str, on_stop: OnStop, name: str | None = 
         await board.close()
         await transport.close()
     return ENGINE_DEAD if worker.engine_died else 0
+
+
+@contextlib.asynccontextmanager
+async def ends_if_hung(limit_s: float) -> AsyncIterator[None]:
+    """End the process, with where it stood on stderr, once its event loop has not come round for so long.
+
+    One that hangs holds its place in no group, but whoever supervises it takes it for alive; ended, it is started anew.
+    """
+
+    async def come_round() -> None:
+        while True:
+            faulthandler.dump_traceback_later(limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
+            await asyncio.sleep(limit_s / 10)
+
+    rounds = asyncio.create_task(come_round())
+    try:
+        yield
+    finally:
+        rounds.cancel()
+        faulthandler.cancel_dump_traceback_later()
 
 
 def relax_collector() -> None:

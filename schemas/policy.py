@@ -12,7 +12,8 @@ from schemas.messages import EngineKind
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 NotNegative = Annotated[int, Meta(ge=0, le=2**53)]
 Rate = Annotated[float, Meta(gt=0, le=1e12)]
-Weight = Annotated[float, Meta(gt=0, le=1_000_000)]
+WEIGHT_MIN, WEIGHT_MAX = 0.001, 1_000.0  # so that of no two tenants the tags of one are lost in rounding beside the other's
+Weight = Annotated[float, Meta(ge=WEIGHT_MIN, le=WEIGHT_MAX)]
 Milliseconds = Annotated[float, Meta(ge=0, le=86_400_000)]
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Factor = Annotated[float, Meta(ge=0, le=1_000_000)]

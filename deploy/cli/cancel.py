@@ -20,7 +20,7 @@ def is_terminal() -> bool:
 @config_option
 @click.option("--tenant", help="Only of this tenant; without ID and --batch, all that it has asked.")
 @click.option("--batch", help="Only of this batch; `forebay batch run` tells its name.")
-@click.option("--yes", is_flag=True, help="Do not ask before all that a tenant has asked is cancelled.")
+@click.option("--yes", is_flag=True, help="Do not ask before all of a tenant is cancelled; needed off a terminal.")
 def cancel(*, id: str | None, config: Config, tenant: str | None, batch: str | None, yes: bool) -> None:  # noqa: A002 - click's
     r"""Cancel what was sent until now: a request, a batch, or all of a tenant. What answers to all that is given ends.
 
@@ -39,7 +39,10 @@ def cancel(*, id: str | None, config: Config, tenant: str | None, batch: str | N
     wanted = cancel_of(id, tenant, batch)
     what = _said(wanted)
     is_wide = id is None and batch is None
-    if is_wide and not yes and is_terminal() and not click.confirm(f"Cancel {what}?", err=True):
+    if is_wide and not yes and not is_terminal():
+        message = f"that would cancel {what}, and nobody is there to be asked: give --yes."
+        raise click.UsageError(message)
+    if is_wide and not yes and not click.confirm(f"Cancel {what}?", err=True):
         click.echo("forebay: nothing was cancelled", err=True)
         raise SystemExit(EXIT_ERROR)
     run(_cancel(config, wanted))

@@ -14,6 +14,7 @@ from broker.steering import check_engine, engine_change
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Bound
 from deploy.cli.steering import describe, engine_facts, given, print_facts, steer, wanted
+from deploy.cli.tables import standard_output
 from deploy.engines import DEVICES, LATER, TRANSFORMER, Device, Installed, install, installed
 from schemas.config import Config
 
@@ -87,7 +88,7 @@ def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     table.add_row("sim", "-", "-", sys.executable)
     for entry in found:
         table.add_row(entry.kind, entry.device, _versions(entry), entry.python)
-    Console().print(table)
+    standard_output().print(table)
     if not found:
         click.echo("transformer: not installed: forebay engines install transformer --cpu", err=True)
 

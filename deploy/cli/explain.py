@@ -83,7 +83,7 @@ def explain(
     if as_json:
         click.echo(whole_json(said))
     else:
-        print_explained(said.explanation, said.soonest_ms)
+        print_explained(said.explanation, said.soonest_ms, is_refused=said.refused is not None)
         if said.refused is not None:
             click.echo(f"forebay: it would be refused: {said.refused.code.value}: {said.refused.message}", err=True)
     if said.refused is not None:
@@ -107,6 +107,8 @@ def explained(state: DispatcherState, value: bytes, service_class: ServiceClass)
     if isinstance(item, Refused):
         return Explained(at_ms, item.error, None, None)
     error = mind.router.refusal(item.demand)
+    if error is None and item.deadline_ms <= at_ms:
+        error = ErrorInfo(ErrorCode.EXPIRED, "its deadline has passed", "deadline")
     if error is not None:
         return Explained(at_ms, error, None, None)
     soonest = mind.router.soonest(item, at_ms)

@@ -4,6 +4,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deploy.cli.tables import standard_output
 from deploy.cli.whereabouts import span
 from dispatcher.core.routing import Explanation
 from dispatcher.core.routing.explain import PoolView, WorkerView
@@ -12,17 +13,20 @@ from dispatcher.core.whereabouts import obstacles
 _TIERS = {"serves": "serves it", "equivalent": "an equivalent", "stands_in": "stands in", "none": "not for it"}
 
 
-def print_explained(explanation: Explanation | None, soonest_ms: float | None, console: Console | None = None) -> None:
+def print_explained(
+    explanation: Explanation | None, soonest_ms: float | None, console: Console | None = None, *, is_refused: bool = False
+) -> None:
     """Print the request, each worker's filters, each worker's costs, and the choice.
 
     Args:
         explanation: What is to be said; None where no engine will ever serve the request.
         soonest_ms: The least predicted time until its end, where it is known.
         console: Where to; standard output by default.
+        is_refused: The request goes nowhere, whoever had taken it.
     """
     if explanation is None:
         return
-    out = console or Console()
+    out = console or standard_output()
     title = f"request {explanation.id} of tenant {explanation.tenant} ({explanation.service_class}): model {explanation.model}, "
     tokens = f"about {explanation.input_tokens:.0f} tokens in and {explanation.output_tokens:.0f} out"
     out.print(escape(title + tokens), highlight=False)
@@ -30,7 +34,8 @@ def print_explained(explanation: Explanation | None, soonest_ms: float | None, c
     out.print(escape(f"preferred: {', '.join(named) or 'nobody'}"), highlight=False)
     out.print(_filters(explanation))
     out.print(_costs(explanation))
-    out.print(escape(_choice(explanation, soonest_ms)), highlight=False)
+    if not is_refused:
+        out.print(escape(_choice(explanation, soonest_ms)), highlight=False)
 
 
 def _filters(explanation: Explanation) -> Table:

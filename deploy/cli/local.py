@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.cli.numbers import seconds
+from deploy.cli.tables import standard_output
 from deploy.local import stack
 from deploy.local.home import home_path
 from deploy.local.plan import Wanted
@@ -111,7 +112,7 @@ def _show(found: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, ensure_ascii=False))
         return
-    console = Console()
+    console = standard_output()
     for name in ("kafka", "redis", "delivery", "home", "config"):
         console.print(f"{name:<9} {found[name]}", highlight=False, markup=False, soft_wrap=True)
     if found["phase"] != "running":

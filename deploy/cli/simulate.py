@@ -14,6 +14,7 @@ from rich.table import Table
 
 from deploy.cli.common import json_option
 from deploy.cli.numbers import Finite
+from deploy.cli.tables import standard_output
 from deploy.simulate.plot import check_plot, draw
 from deploy.simulate.policies import POLICIES, find_policy
 from deploy.simulate.report import print_runs, whole_report
@@ -74,7 +75,7 @@ def simulate(
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(whole_report(chosen, str(path), rans, found)), indent=1))
     else:
-        print_runs(Console(), chosen, rans, found)
+        print_runs(standard_output(), chosen, rans, found)
     if plot_to is not None:
         draw(plot_to, chosen.title, rans)
     if not all(ran.is_whole for ran in rans.values()):
@@ -155,7 +156,7 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode({"scenarios": scenarios, "policies": policies}))
         return
-    console = Console()
+    console = standard_output()
     console.print(_table("scenario", scenarios))
     console.print(_table("policy", policies))
 

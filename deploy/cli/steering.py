@@ -6,12 +6,12 @@ from typing import Any
 import click
 import msgspec
 from msgspec import structs
-from rich.console import Console
 from rich.table import Table
 
 from broker import Client
 from broker.transport.settings import Settings
 from deploy.cli.numbers import CONFIGURED
+from deploy.cli.tables import standard_output
 from schemas.config import Config
 from schemas.control import Change, PoolPatch, TenantPatch
 from schemas.policy import PoolSettings, TenantConfig
@@ -83,7 +83,7 @@ def print_facts(kind: str, facts: Mapping[str, Facts], *, whole: bool, as_json: 
         for place, field in enumerate(shown):
             was_set = _text(fact["set"][field]) if field in fact["set"] else ""
             table.add_row("" if place else name, field, _text(fact["configured"][field]), was_set, _text(fact["holds"][field]))
-    Console().print(table)
+    standard_output().print(table)
 
 
 def _facts(configured: TenantConfig | PoolSettings, patch: TenantPatch | PoolPatch, holds: TenantConfig | PoolSettings) -> Facts:

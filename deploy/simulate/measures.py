@@ -184,11 +184,18 @@ class Measures:
         """The length of the window."""
         return max(0.0, self._last_ms - self.from_ms)
 
+    @property
+    def measured(self) -> int:
+        """Requests with an objective that came after the warm-up."""
+        return sum(figures.count for figures in self._with_objective())
+
     def attainment(self) -> float:
         """Share of the requests with an objective that met it; 1 of none."""
-        measured = [figures for ask, figures in self.of_kinds() if ask.service_class in self.slo.classes]
-        count = sum(figures.count for figures in measured)
-        return sum(figures.met for figures in measured) / count if count else 1.0
+        count = self.measured
+        return sum(figures.met for figures in self._with_objective()) / count if count else 1.0
+
+    def _with_objective(self) -> list[KindFigures]:
+        return [figures for ask, figures in self.of_kinds() if ask.service_class in self.slo.classes]
 
     def recovery_s(self) -> list[float | None]:
         """For each shift, the seconds from which on the rest of the horizon meets the objective; None: not inside it."""

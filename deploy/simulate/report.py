@@ -30,7 +30,7 @@ def figures(ran: Ran) -> dict[str, Any]:
         "utilisation": _share(measures.useful_ms, ran.gpu_ms),
         "utilisation_with_misses": _share(measures.work_ms, ran.gpu_ms),
         "busy": _share(ran.busy_ms, ran.workers * ran.seconds * 1000),
-        "attainment": round(measures.attainment(), 5),
+        "attainment": round(measures.attainment(), 5) if measures.measured else None,
         "ttft_ms": _quantiles(ttft),
         "tpot_ms": _quantiles(tpot),
         "latency_ms": _quantiles(latency),
@@ -116,6 +116,9 @@ def print_runs(console: Console, scenario: Scenario, rans: Mapping[str, Ran], fo
     for name, cells in columns.items():
         table.add_row(name if rans[name].is_whole else f"{name} (stopped)", *cells.values())
     console.print(table)
+    if empty := [name for name, ran in rans.items() if not any(kind.count for _, kind in ran.measures.of_kinds())]:
+        what = f"{', '.join(empty)}: nothing was measured, as no request came after the warm-up of {scenario.warmup_s:g} s"
+        console.print(what, highlight=False)
     if any(ran.measures.recovery_s() for ran in rans.values()):
         told = "; ".join(f"{name} {_recovery(ran)}" for name, ran in rans.items())
         console.print(f"within the objective again after the shift: {told}", highlight=False)
@@ -153,7 +156,7 @@ def _cells(ran: Ran) -> dict[str, str]:
     ttft, tpot, latency = told["ttft_ms"], told["tpot_ms"], told["latency_ms"]
     return {
         "useful": f"{told['utilisation']:.1%}",
-        "attained": f"{told['attainment']:.2%}",
+        "attained": "-" if told["attainment"] is None else f"{told['attainment']:.2%}",
         "TTFT s": f"{ttft['p50'] / 1000:.2f}/{ttft['p99'] / 1000:.2f}",
         "TPOT ms": f"{tpot['p50']:.0f}/{tpot['p99']:.0f}",
         "latency s": f"{latency['p50'] / 1000:.1f}/{latency['p99'] / 1000:.1f}",

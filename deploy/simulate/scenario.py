@@ -405,6 +405,9 @@ def _faults_of_traffic(path: str, traffic: Traffic, scenario: Scenario) -> list[
         if kind.engine not in scenario.engines:
             known = ", ".join(scenario.engines)
             found.append((f"{path}.kinds[{n}].engine", f"no engine {kind.engine!r}: there are {known}"))
+        kinds = sorted({engine.kind for engine in scenario.engines.values() if engine.workers})
+        if kind.hint not in {AUTO, *kinds}:
+            found.append((f"{path}.kinds[{n}].hint", f"no engine of kind {kind.hint!r}: there are {', '.join(kinds)}"))
     before_s = 0.0
     for n, phase in enumerate(traffic.phases):
         if phase.shares is not None and (len(phase.shares) != len(traffic.kinds) or not any(phase.shares)):

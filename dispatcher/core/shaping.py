@@ -20,10 +20,9 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from schemas.policy import CellConfig, PoolSettings, TenantConfig
+from schemas.policy import WEIGHT_MAX, WEIGHT_MIN, CellConfig, PoolSettings, TenantConfig
 
 WAIT_MS_MAX = 86_400_000.0  # whoever waits is looked at again after so long
-WEIGHT_MIN, WEIGHT_MAX = 1e-6, 1e6
 RATE_MIN = 1e-9  # per second; less is as good as nothing, and is reckoned as this
 _PLAIN_TENANT, _PLAIN_POOL = TenantConfig(), PoolSettings()
 

@@ -191,7 +191,9 @@ def main() -> None:
 def _cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {number}" for name, number in value.items())
-    return {True: "yes", False: "no", None: "-"}.get(value, str(value)) if not isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return "-" if value is None else "yes" if value else "no"
+    return str(value)
 
 
 if __name__ == "__main__":

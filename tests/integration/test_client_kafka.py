@@ -170,7 +170,7 @@ def test_what_is_cancelled_before_it_is_read_never_runs(cell, tmp_path):
         async with Client(config) as client:
             early = [await client.send("x", id=f"early{n}", tenant="a", max_output_tokens=2) for n in range(5)]
             other = await client.send("x", id="other", tenant="b", max_output_tokens=2)
-            told = await forebay(path, "cancel", "--tenant", "a")
+            told = await forebay(path, "cancel", "--tenant", "a", "--yes")
             late = await client.send("x", id="late", tenant="a", max_output_tokens=2)
             async with serving(config):
                 ids = [*early, other, late]

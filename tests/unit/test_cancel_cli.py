@@ -46,7 +46,7 @@ def invoke(*arguments, **named):
         (["r1", "--batch", "b"], ("r1", None, "b"), "request r1 in batch b of any tenant"),
         (["--batch", "b"], (None, None, "b"), "batch b of any tenant"),
         (["--batch", "b", "--tenant", "a"], (None, "a", "b"), "batch b of tenant a"),
-        (["--tenant", "a"], (None, "a", None), "all requests of tenant a"),
+        (["--tenant", "a", "--yes"], (None, "a", None), "all requests of tenant a"),
     ],
 )
 def test_one_line_says_what_was_cancelled(sent, arguments, given, said):
@@ -54,6 +54,12 @@ def test_one_line_says_what_was_cancelled(sent, arguments, given, said):
     assert done.exit_code == 0
     assert done.stdout == f"cancelling {said}: whatever was sent until now and has not ended yet ends as cancelled\n"
     assert sent == [given]
+
+
+def test_where_nobody_can_be_asked_all_of_a_tenant_goes_with_yes_only(sent):
+    done = invoke("--tenant", "a")
+    assert (done.exit_code, sent) == (2, [])
+    assert "that would cancel all requests of tenant a, and nobody is there to be asked: give --yes." in done.stderr
 
 
 @pytest.mark.parametrize(("answer", "code", "calls"), [("y\n", 0, 1), ("n\n", 1, 0), ("\n", 1, 0)])

@@ -129,7 +129,7 @@ def test_the_client_imports_neither_kafka_nor_the_command_line():
         (["submit", "--max-output-tokens", "0", "x"], {}, "`max_output_tokens`", 1),
         (["submit", ""], {}, "`prompt`", 1),
         (["cancel"], {}, "nothing is given: name a request's ID, --tenant or --batch. See `forebay cancel --help`.", 2),
-        (["cancel", "--tenant", "no spaces"], {}, "`tenant`: ", 1),
+        (["cancel", "--tenant", "no spaces", "--yes"], {}, "`tenant`: ", 1),
         (["cancel", ""], {}, "`id`: ", 1),
         (["cancel", "--batch", "x" * 129], {}, "`batch`: ", 1),
         (["results", "--from", "-3"], {}, "expected beginning, latest or an offset", 2),

@@ -19,8 +19,8 @@ def engines(**changes):
         # rates and weights
         ({"tenants": {"a": {"tokens_per_s": -1}}}, "`tenants.a.tokens_per_s`: Expected `float` > 0.0"),
         ({"tenants": {"a": {"requests_per_s_max": 0}}}, "`tenants.a.requests_per_s_max`: Expected `float` > 0.0"),
-        ({"tenants": {"a": {"weight": 0}}}, "`tenants.a.weight`: Expected `float` > 0.0"),
-        ({"classes": {"batch_weight": 0}}, "`classes.batch_weight`: Expected `float` > 0.0"),
+        ({"tenants": {"a": {"weight": 0}}}, "`tenants.a.weight`: Expected `float` >= 0.001"),
+        ({"classes": {"batch_weight": 0}}, "`classes.batch_weight`: Expected `float` >= 0.001"),
         ({"dispatcher": {"cell": {"tokens_per_s_max": -5.0}}}, "`dispatcher.cell.tokens_per_s_max`: Expected `float` > 0.0"),
         ({"engines": {"a": LLAMA | {"tokens_per_s_max": -1}}}, "`engines.a.tokens_per_s_max`: Expected `float` > 0.0"),
         ({"engines": {"a": LLAMA | {"burst_s": 0}}}, "`engines.a.burst_s`: Expected `float` > 0.0"),

@@ -35,7 +35,7 @@ def state(*pools):
 def invoke(tmp_path, monkeypatch):
     """Run the command; the running dispatcher has this state, or there is none."""
 
-    def run(*arguments, value=REQUEST, running=None, saved=None):
+    def run(*arguments, value=REQUEST, running=None, saved=None, columns="200"):
         async def answered(_config, tenant, _timeout_s):
             run.asked.append(tenant)
             asking = MemoryAsking()
@@ -50,7 +50,7 @@ def invoke(tmp_path, monkeypatch):
         if saved is not None:
             (tmp_path / "state.json").write_bytes(saved)
             arguments = (*arguments, "--state", str(tmp_path / "state.json"))
-        environ = {"FOREBAY_CONFIG": "", "FOREBAY_HOME": "/nowhere", "COLUMNS": "200"}
+        environ = {"FOREBAY_CONFIG": "", "FOREBAY_HOME": "/nowhere", "COLUMNS": columns}
         return CliRunner().invoke(explain, [*arguments, "-"], input=value, env=environ)
 
     run.asked = []
@@ -109,12 +109,22 @@ def test_where_nobody_can_take_it_now_it_says_what_it_waits_for(invoke):
     assert done.stdout.splitlines()[-1] == "it waits: nobody takes it now (llama: has no worker, mamba: has no worker)"
 
 
+def test_off_a_terminal_no_figure_is_cut(invoke):
+    lines = invoke(saved=encode_state(state("llama", "mamba")), columns=None).stdout.splitlines()
+    (heads,) = [line.split() for line in lines if line.split()[:3] == ["engine", "worker", "first"]]
+    assert {*CONFIG.routing.scorers, "cost"} <= set(heads)
+
+
 def test_what_would_be_refused_ends_with_an_error(invoke):
     saved = encode_state(state("llama"))
     done = invoke(saved=saved, value=b'{"prompt": "a", "model": "lama"}')
     assert done.exit_code == 1
     assert "it would be refused: model_not_found: no engine serves model 'lama'" in done.stderr
+    past = invoke(saved=saved, value=b'{"prompt": "a", "model": "llama", "deadline": "2020-01-01T00:00:00Z"}')
+    assert (past.exit_code, "it goes to" in past.stdout) == (1, False)
+    assert "it would be refused: expired: its deadline has passed" in past.stderr
     late = b'{"prompt": "a", "model": "llama", "deadline": "2023-11-14T22:13:20.001Z", "max_output_tokens": 4000}'
+    assert "it goes to" not in invoke(saved=saved, value=late).stdout
     done = invoke("--json", saved=saved, value=late)
     assert done.exit_code == 1
     found = msgspec.json.decode(done.stdout)

@@ -59,7 +59,8 @@ SIM = {"kind": "sim"}
         ({"worker": {"hop": {"unfinished_max": 401}}}, "`worker.hop.unfinished_max`: Expected `int` <= 400"),
         ({"dispatcher": {"max_hops": 1_000_000}}, "`dispatcher.max_hops`: Expected `int` <= 999999"),
         ({"dispatcher": {"reply_topics": ["a", 1]}}, "`dispatcher.reply_topics[1]`: Expected `str`, got `int`"),
-        ({"classes": {"batch_weight": float("inf")}}, "`classes.batch_weight`: Expected `float` <= 1000000"),
+        ({"classes": {"batch_weight": float("inf")}}, "`classes.batch_weight`: Expected `float` <= 1000"),
+        ({"tenants": {"a": {"weight": 1e-320}}}, "`tenants.a.weight`: Expected `float` >= 0.001"),
         ({"classes": {"batch_weight": float("nan")}}, "`classes.batch_weight`: Expected `float`"),
         ({"engines": {"one": SIM, "two": {"slots": 4}}}, "`engines.two.kind`: required field is missing"),
         ({"engines": {"one": SIM, "two": SIM | {"slots": 0}}}, "`engines.two.slots`: Expected `int` >= 1"),
@@ -68,7 +69,7 @@ SIM = {"kind": "sim"}
         ({"engines": {"one": {"kind": "No Such"}}}, "`engines.one.kind`: Expected `str` matching regex"),
         ({"engines": {"one": SIM, "a b": SIM}}, "`engines`: key 'a b': Expected `str` matching regex"),
         ({"engines": {"one": SIM, "two": 2}}, "`engines.two`: Expected `object`, got `int`"),
-        ({"tenants": {"acme": {"weight": 1}, "zeta": {"weight": 0}}}, "`tenants.zeta.weight`: Expected `float` > 0.0"),
+        ({"tenants": {"acme": {"weight": 1}, "zeta": {"weight": 0}}}, "`tenants.zeta.weight`: Expected `float` >= 0.001"),
         ({"tenants": {"a/b": {}}}, "`tenants`: key 'a/b': Expected `str` matching regex"),
     ],
 )

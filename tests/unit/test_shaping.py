@@ -175,7 +175,7 @@ def test_the_weight_is_given_or_in_proportion_to_the_guarantee_in_tokens():
     tiny = shaper(
         a=TenantConfig(tokens_per_s=5e-324), b=TenantConfig(tokens_per_s=1e12), c=TenantConfig(requests_per_s_max=5e-324)
     )
-    assert tiny.weight("a") == 1e-6
+    assert tiny.weight("a") == 0.001
     tiny.charge("a", 1.0, 0, B)
     assert 0 < tiny.standing("a", 0)[1] <= 86_400_001
 

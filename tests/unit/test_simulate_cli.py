@@ -57,6 +57,16 @@ def test_the_number_of_requests_ends_a_run_and_prolongs_it(scenario):
         assert told["policies"]["forebay"]["requests"] == count
 
 
+def test_a_run_within_the_warm_up_measured_nothing_and_says_so(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(as_toml(raw_scenario(duration_s=30.0, warmup_s=20.0)))
+    asked = path, "--policy", "forebay", "--requests", 2
+    assert json.loads(invoke(*asked, "--json").stdout)["policies"]["forebay"]["attainment"] is None
+    told = invoke(*asked).stdout
+    assert "forebay: nothing was measured, as no request came after the warm-up of 20 s" in told
+    assert "100.00%" not in told
+
+
 def test_a_search_tells_what_it_found(scenario):
     told = json.loads(invoke(scenario, "--json", "--policy", "pooled_fifo", "--find", "load").stdout)
     assert told["found"]["pooled_fifo"]["load"] > 1

@@ -411,7 +411,8 @@ class Router:
         if wanted is not None:
             why_not = self._why_not(plan, wanted, now_ms)
         placement = Placement(reason, wanted, why_not, stands_in, int(wait_ms + prediction.ttft_ms), int(wait_ms + run_ms))
-        return Choice(stand.name, worker, placement, prediction, run_ms / worker.slots)
+        cost_ms = run_ms / worker.slots
+        return Choice(stand.name, worker, placement, prediction, min(COST_MS_MAX, cost_ms))
 
     def _why_not(self, plan: Plan, wanted: str, now_ms: int) -> str:
         why = plan.why.get(wanted, WHY_MODEL)
