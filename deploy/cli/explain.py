@@ -74,7 +74,7 @@ def explain(
         forebay explain request.json --state state.json
     """
     value = request.read()
-    tenant = codecs.decode_ingress(value).tenant  # what is wrong with it is said before anybody is asked
+    tenant = _tenant_of(getattr(request, "name", "<stdin>"), value)  # what is wrong with it is said before anybody is asked
     load_plugins(config.routing.plugins)
     state = _saved(state_file) if state_file else run(_running(config, None if save_state else tenant, timeout_s))
     if save_state is not None:
@@ -143,6 +143,14 @@ async def _running(config: Config, tenant: str | None, timeout_s: float) -> Disp
         return await live_state(asking, tenant, timeout_s)
     finally:
         await asking.close()
+
+
+def _tenant_of(name: str, value: bytes) -> str:
+    try:
+        return codecs.decode_ingress(value).tenant
+    except InvalidMessage as error:
+        message = f"{name}: {error.message if value.strip() else 'it is empty: expected a request as JSON'}"
+        raise InvalidMessage(message, error.param) from None
 
 
 def _save(path: Path, state: bytes) -> None:

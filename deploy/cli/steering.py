@@ -61,7 +61,8 @@ def engine_facts(settings: Settings, config: Config, pool: str) -> Facts:
 
 def describe(settings: TenantConfig | PoolSettings) -> str:
     """A whole setting on one line; bounds that there are not are left out."""
-    said = [f"{name} {_text(value)}" for name, value in structs.asdict(settings).items() if value not in {None, False, True}]
+    given = structs.asdict(settings).items()
+    said = [f"{name} {_text(value)}" for name, value in given if value is not None and not isinstance(value, bool)]
     return ", ".join([*said, "paused" if settings.paused else "not paused"])
 
 
@@ -79,7 +80,8 @@ def print_facts(kind: str, facts: Mapping[str, Facts], *, whole: bool, as_json: 
         return
     table = Table(kind, "setting", "configured", "set", "holds", box=None)
     for name, fact in facts.items():
-        shown = [field for field, value in fact["holds"].items() if whole or field in fact["set"] or value not in {None, False}]
+        there = {field for field, value in fact["holds"].items() if value is not None and value is not False}
+        shown = [field for field in fact["holds"] if whole or field in fact["set"] or field in there]
         for place, field in enumerate(shown):
             was_set = _text(fact["set"][field]) if field in fact["set"] else ""
             table.add_row("" if place else name, field, _text(fact["configured"][field]), was_set, _text(fact["holds"][field]))

@@ -1,6 +1,7 @@
 """`forebay submit`: one request from the command line."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -37,6 +38,9 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 @click.option("--stop", multiple=True, help="End where the output says this; may be repeated.")
 @click.option("--routing-hint", "--engine-hint", "routing_hint", metavar="KIND", help="The kind of engine preferred.")
 @click.option("--fallback", help="Which engines may stand in: any, same_model or none.")
+@click.option("--deadline", metavar="RFC3339", help="It expires then: 2026-12-31T23:59:00+01:00.")
+@click.option("--slo-latency-ms", type=int, help="Latency wished for: it steers to faster engines, and is no deadline.")
+@click.option("--metadata", multiple=True, metavar="KEY=VALUE", help="Returned with the result; may be repeated.")
 @click.option("--batch", is_flag=True, help="Send it in the batch class, behind interactive requests.")
 @click.option("--timeout", "timeout_s", type=seconds(0.1), default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
 def submit(
@@ -58,7 +62,7 @@ def submit(
     result = run(_submit(config, fields, arguments, streams=streams, as_json=as_json))
     if as_json:
         click.echo(whole_json(result))
-    elif not streams:
+    elif not streams and (result.output_text or result.status == "completed"):
         click.echo(result.output_text)
     if result.status != "completed":
         click.echo(failure(result), err=True)
@@ -108,6 +112,8 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
     if raw and system is not None:
         message = "--system and --raw exclude each other: a raw prompt has no messages"
         raise click.UsageError(message)
+    if pairs := given.pop("metadata", ()):
+        given["metadata"] = _metadata(pairs)
     sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
     if sampling:
         given["sampling"] = sampling
@@ -115,6 +121,18 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
         return {"prompt": text, **given}
     before = [{"role": "system", "content": system}] if system is not None else []
     return {"messages": [*before, {"role": "user", "content": text}], **given}
+
+
+def _metadata(pairs: Sequence[str]) -> dict[str, str]:
+    """Read `KEY=VALUE` pairs."""
+    found = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        if not sign or key in found:
+            message = f"--metadata: expected KEY=VALUE, each key once, got {pair!r}."
+            raise click.UsageError(message)
+        found[key] = value
+    return found
 
 
 def _text(prompt: str, config: Config) -> str:

@@ -61,6 +61,8 @@ def show_tenants(*, name: str | None, config: Config, as_json: bool) -> None:
         forebay tenants show
         forebay tenants show alice --json
     """
+    if name is not None:
+        tenant_change(name, reset=True)  # it could be one
     found = run(wanted(config))
     names = sorted({*config.tenants, *found.tenant_patches}) if name is None else [name]
     print_facts("tenant", {one: tenant_facts(found, one) for one in names}, whole=name is not None, as_json=as_json)

@@ -138,7 +138,7 @@ def test_what_would_be_refused_ends_with_an_error(invoke):
         (b'{"prompt": "a", "sampling": {"top_p": 3}}', "`sampling.top_p`"),
         (b'{"prompt": "a", "colour": 1}', "`colour`: unknown field"),
         (b"{", "not JSON"),
-        (b"", "no value"),
+        (b"", "<stdin>: it is empty"),
     ],
 )
 def test_what_is_wrong_with_the_request_is_said_before_anybody_is_asked(invoke, value, said):

@@ -70,6 +70,12 @@ def test_set_says_what_holds_then_and_show_tells_the_three_apart(invoke):
     assert shown(invoke, tenants, "research")["research"]["set"] == {"tokens_per_s_max": "none", "paused": False}
 
 
+def test_a_weight_of_one_and_a_bound_of_one_are_said_as_any_other(invoke):
+    done = invoke(tenants, "set", "research", "--weight", "1", "--queue-max", "1")
+    assert done.stdout.startswith("tenant research: weight 1, tokens_per_s 50, ")
+    assert "queue_max 1, not paused" in done.stdout
+
+
 def test_reset_goes_back(invoke):
     invoke(tenants, "set", "research", "--weight", "5")
     done = invoke(tenants, "reset", "research")
