@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from dispatcher.core.item import Excluded
+from dispatcher.core.prediction import RUN_MS_MAX
 from schemas.messages import Completion, EngineStatus, ServiceClass
 
 UNFINISHED_MAX = 400  # the worker's ledger holds no more of one partition
@@ -70,13 +71,17 @@ class Pool:
         self.trained_context: int | None = None
 
     def learn(self, status: EngineStatus, told: Iterable[Completion]) -> None:
-        """Take in what a snapshot tells of the whole pool: how long runs take, and what its engines can hold."""
+        """Take in what a snapshot tells of the whole pool: how long runs take, and what its engines can hold.
+
+        It comes from Redis and may be garbage: what cannot be true is not learned from.
+        """
         for completion in told:
-            if completion.code is None:
+            if completion.code is None and 0 <= completion.run_ms <= RUN_MS_MAX:
                 self.runs += 1
                 self.mean_run_ms += (completion.run_ms - self.mean_run_ms) * max(1.0 / self.runs, RUNS_SHARE_MIN)
-        if not self.runs and status.avg_latency_ms:
-            self.mean_run_ms = status.avg_latency_ms
+        latency_ms = status.avg_latency_ms
+        if not self.runs and latency_ms is not None and 0 < latency_ms <= RUN_MS_MAX:
+            self.mean_run_ms = latency_ms
         if status.max_context is not None:
             self.max_context = status.max_context
         if status.trained_context is not None:

@@ -100,6 +100,15 @@ def test_the_mean_run_follows_the_completions_and_is_believed_before():
     assert pool.mean_run_ms == pytest.approx(300.0, rel=0.01)
 
 
+@pytest.mark.parametrize("wrong_ms", [float("nan"), float("inf"), -1.0, 1e300])
+def test_what_cannot_be_true_of_runs_is_not_believed(wrong_ms):
+    made = fleet(status(avg_latency_ms=wrong_ms))
+    assert made.pool("llama").mean_run_ms == 0
+    made.seen(status(updated_at_ms=NOW + 1, completed=3, completions=[done(0), done(1, run_ms=wrong_ms)]), NOW)
+    assert made.pool("llama").mean_run_ms == 100.0
+    assert worker(made).batch_key < FULL
+
+
 def test_completions_are_told_once():
     made = fleet()
     assert made.seen(status(completed=2, completions=[done(1), done(2)]), NOW) == [done(1), done(2)]
