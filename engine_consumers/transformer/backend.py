@@ -23,7 +23,7 @@ from engine_consumers.runs import Runs
 from engine_consumers.transformer.loading import Loaded, load
 from engine_consumers.transformer.options import TransformerOptions, model_source
 from engine_consumers.transformer.orphans import OrphanGuard
-from engine_consumers.transformer.prompts import Prompts
+from engine_consumers.prompts import Prompts
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP

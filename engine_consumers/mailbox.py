@@ -1,0 +1,60 @@
+"""Between what makes a run's tokens and the caller, who may be slower: what came meanwhile is given in one piece."""
+
+import asyncio
+
+from engine_consumers.engine import Piece
+from engine_consumers.errors import EngineError
+from schemas.messages import FinishReason, Usage
+
+
+class Mailbox:
+    """The output of one run; to be used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._prompt_tokens = self._output_tokens = 0
+        self._token_ids: list[int] = []
+        self._text = ""
+        self._finish: FinishReason | None = None
+        self._error: EngineError | None = None
+        self._news = asyncio.Event()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last piece is there."""
+        return self._finish is not None
+
+    def begin(self, prompt_tokens: int) -> None:
+        """Tell how long the prompt is."""
+        self._prompt_tokens = prompt_tokens
+
+    def put(self, token_ids: list[int], text: str, finish: FinishReason | None) -> None:
+        """More came; what comes after the end is dropped."""
+        if self._finish is not None:
+            return
+        self._token_ids += token_ids
+        self._output_tokens += len(token_ids)
+        self._text += text
+        self._finish = finish
+        self._news.set()
+
+    def fail(self, error: EngineError) -> None:
+        """It ends with an error; the first one counts."""
+        self._error = self._error or error
+        self._news.set()
+
+    async def take(self) -> Piece:
+        """Wait for news and give all of it; an error only after everything that came before it.
+
+        Raises:
+            EngineError: What `fail` was told.
+        """
+        await self._news.wait()
+        self._news.clear()
+        if self._error is not None and self._finish is None:
+            if not self._token_ids:
+                raise self._error
+            self._news.set()
+        token_ids, text = self._token_ids, self._text
+        self._token_ids, self._text = [], ""
+        usage = Usage(self._prompt_tokens, self._output_tokens) if self._finish else None
+        return Piece(token_ids, text, self._finish, usage)

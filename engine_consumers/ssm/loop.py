@@ -1,0 +1,203 @@
+"""The slot loop: a thread that runs the model step by step, for whoever has a place then.
+
+A step gives a token to each request that decodes, and reads one piece of one prompt. Requests join and leave between any two
+steps. What a step gave is handed over all at once.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from engine_consumers.core.stream import StopText
+from engine_consumers.ssm.model import Model
+from engine_consumers.ssm.sampling import Drawing, draw
+from engine_consumers.ssm.schedule import Schedule
+from schemas.messages import FinishReason
+
+
+class Turn(Protocol):
+    """Permission to use the device for a step; see `timeslice.py`."""
+
+    def __enter__(self) -> object:
+        """Wait for it."""
+
+    def __exit__(self, *raised: object) -> None:
+        """Give it back."""
+
+
+class Sequence:
+    """One request in the loop.
+
+    Args:
+        prompt: Its tokens.
+        room: Tokens that it may be given.
+        drawing: How it draws.
+        stops: Strings that end it.
+        tokenizer: Of the model.
+        ends: Tokens that end it.
+    """
+
+    def __init__(
+        self, prompt: list[int], room: int, drawing: Drawing, stops: list[str], tokenizer: Tokenizer, ends: frozenset[int]
+    ) -> None:
+        self.prompt, self.room, self.drawing = prompt, room, drawing
+        self.row = -1  # while its prompt is read
+        self.done = 0  # tokens of the prompt that were read
+        self.last = 0
+        self.said = 0
+        self._stop = StopText(stops)
+        self._tokenizer, self._ends = tokenizer, ends
+        self._decoder = DecodeStream(skip_special_tokens=True)
+
+    def take(self, token: int) -> tuple[str, FinishReason | None]:
+        """Take in its next token; gives the text that is safe to show, and whether that was all."""
+        self.last = token
+        self.said += 1
+        if token in self._ends:
+            return self._stop.finish(), "stop"
+        text = self._stop.push(self._decoder.step(self._tokenizer, token) or "")
+        if self._stop.hit is not None:
+            return text, "stop"
+        if self.said >= self.room:
+            return text + self._stop.finish(), "length"
+        return text, None
+
+
+News = tuple[Sequence, int, str, FinishReason | None]  # whose, its token, its text, whether that was all
+
+
+class SlotLoop:
+    """Runs until it is stopped, or the model fails.
+
+    Args:
+        model: The model.
+        slots: Requests at once.
+        readers: Prompts that are read at once.
+        piece: Tokens of a prompt that a step reads.
+        deliver: Told what a step gave, in the loop's thread.
+        died: Told why the loop ended by itself, in the loop's thread.
+        turn: Held during each step.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        slots: int,
+        readers: int,
+        piece: int,
+        deliver: Callable[[list[News]], None],
+        died: Callable[[str], None],
+        turn: Turn,
+    ) -> None:
+        self._model, self._deliver, self._died, self._turn = model, deliver, died, turn
+        self._schedule: Schedule[Sequence] = Schedule(slots, readers, piece)
+        self._rows = [slots + n for n in range(readers)]
+        self._news = threading.Condition()
+        self._joining: list[tuple[Sequence, int]] = []
+        self._leaving: list[tuple[Sequence, Callable[[], None]]] = []
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name="forebay-ssm", daemon=True)
+        self.running = self.waiting = 0
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self, limit_s: float) -> bool:
+        """End after the step that is under way; False where that takes longer."""
+        with self._news:
+            self._is_stopped = True
+            self._news.notify()
+        if self._thread.ident is not None:
+            self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def join(self, sequence: Sequence, priority: int) -> None:
+        """Let a request in; it has its place once there is one."""
+        with self._news:
+            self._joining.append((sequence, priority))
+            self._news.notify()
+
+    def leave(self, sequence: Sequence, left: Callable[[], None]) -> None:
+        """Take a request out, wherever it stands; `left` is called in the loop's thread once it is."""
+        with self._news:
+            self._leaving.append((sequence, left))
+            self._news.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._heed():
+                with self._turn:
+                    news = self._step()
+                self._count()
+                if news:
+                    self._deliver(news)
+        except BaseException as error:  # noqa: BLE001 - whatever the device raises ends the backend, and is told
+            self._died(f"{type(error).__name__}: {error}")
+
+    def _heed(self) -> bool:
+        """Take in who joined and left, waiting while there is nothing to do; False to stop."""
+        schedule = self._schedule
+        while True:
+            with self._news:
+                while not (self._joining or self._leaving or self._is_stopped or schedule.decoding or schedule.reading):
+                    self._news.wait()
+                joining, self._joining = self._joining, []
+                leaving, self._leaving = self._leaving, []
+                if self._is_stopped:
+                    return False
+            for sequence, priority in joining:
+                schedule.add(sequence, len(sequence.prompt), priority)
+            for sequence, _ in leaving:
+                self._free(sequence)
+            for sequence in schedule.admit():
+                sequence.row = self._rows.pop()
+                self._model.states.clear(sequence.row)
+            self._count()
+            for _, left in leaving:
+                left()
+            if schedule.decoding or schedule.reading:
+                return True
+
+    def _step(self) -> list[News]:
+        model, schedule = self._model, self._schedule
+        news: list[News] = []
+        if schedule.decoding:
+            asked = list(schedule.decoding)
+            logits = model.step([sequence.last for sequence in asked])
+            news += self._taken(asked, draw(logits, [sequence.drawing for sequence in asked]))
+        piece = schedule.next_piece()
+        if piece is not None:
+            sequence, count = piece
+            logits = model.read(sequence.prompt[sequence.done : sequence.done + count], sequence.row)
+            sequence.done += count
+            if schedule.read(sequence, count):
+                model.states.move(sequence.row, len(schedule.decoding) - 1)
+                self._rows.append(sequence.row)
+                sequence.row = -1
+                news += self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
+        return news
+
+    def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int]) -> list[News]:
+        news: list[News] = []
+        for sequence, token in zip(sequences, tokens, strict=True):
+            text, finish = sequence.take(token)
+            news.append((sequence, token, text, finish))
+            if finish is not None:
+                self._free(sequence)
+        return news
+
+    def _free(self, sequence: Sequence) -> None:
+        moved = self._schedule.leave(sequence)
+        if moved is not None:
+            self._model.states.move(*moved)
+        if sequence.row >= 0:
+            self._rows.append(sequence.row)
+            sequence.row = -1
+
+    def _count(self) -> None:
+        schedule = self._schedule
+        self.running, self.waiting = len(schedule.reading) + len(schedule.decoding), schedule.waiting

@@ -1,0 +1,82 @@
+"""Drawing the next token of each request, so that a request draws the same alone and in company.
+
+Each request has a stream of uniform numbers of its own, made from its seed, and takes one for each token: the token is
+the first one, from the likeliest downwards, at which the probabilities kept add up to more than that number.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import torch
+from torch import Tensor
+
+from schemas.messages import Sampling
+
+
+class Drawing:
+    """How one request draws.
+
+    Args:
+        sampling: Its parameters, checked.
+        seed: Of its numbers.
+    """
+
+    def __init__(self, sampling: Sampling, seed: int) -> None:
+        self.sampling = sampling
+        self._numbers = Random(seed)
+        self.said: Counter[int] = Counter()
+        self.is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
+
+    def number(self) -> float:
+        """The next uniform number, of [0, 1)."""
+        return self._numbers.random()
+
+    def took(self, token: int) -> None:
+        """It was given a token."""
+        if self.is_penalised:
+            self.said[token] += 1
+
+
+def draw(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
+    """Draw a token for each request.
+
+    Args:
+        logits: [requests, vocabulary].
+        drawings: Theirs, in the same order.
+    """
+    for n, one in enumerate(drawings):
+        if one.said:
+            tokens = torch.tensor(list(one.said), device=logits.device)
+            counts = torch.tensor(list(one.said.values()), device=logits.device, dtype=logits.dtype)
+            logits[n, tokens] -= one.sampling.presence_penalty + one.sampling.frequency_penalty * counts
+    found: list[int] = logits.argmax(-1).tolist()
+    warm = [n for n, one in enumerate(drawings) if one.sampling.temperature > 0]
+    if warm:
+        for n, token in zip(warm, _drawn(logits[warm], [drawings[n] for n in warm]), strict=True):
+            found[n] = token
+    for one, token in zip(drawings, found, strict=True):
+        one.took(token)
+    return found
+
+
+def _drawn(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
+    device, asked = logits.device, [one.sampling for one in drawings]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, device=device, dtype=torch.float32).unsqueeze(1)
+
+    ordered, tokens = logits.float().sort(-1, descending=True, stable=True)
+    chances = torch.softmax(ordered / column([max(one.temperature, 1e-3) for one in asked]), -1)
+    vocabulary = logits.shape[1]
+    rank = torch.arange(vocabulary, device=device)
+    kept = rank < column([one.top_k or vocabulary for one in asked])
+    chances = torch.where(kept, chances, 0.0)
+    chances = chances / chances.sum(-1, keepdim=True)
+    before = chances.cumsum(-1) - chances
+    kept = (before < column([one.top_p for one in asked])) & (chances >= chances[:, :1] * column([one.min_p for one in asked]))
+    chances = torch.where(kept, chances, 0.0).cumsum(-1)
+    wanted = column([one.number() for one in drawings]) * chances[:, -1:]
+    places = torch.searchsorted(chances, wanted, right=True).clamp(max=vocabulary - 1)
+    drawn: list[int] = tokens.gather(1, places).squeeze(1).tolist()
+    return drawn

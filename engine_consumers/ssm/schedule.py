@@ -1,0 +1,97 @@
+"""What the next step of a slot loop does: a token for all that decode, and beside it one piece of one prompt.
+
+Prompts take turns by what is left of them, the shortest first, so that a short one does not wait for a long one; but each
+`FAIR_EVERY`th piece goes to whoever came first, so that a long one ends however many short ones come. Of the readers' places
+one is kept for prompts of a single piece. No request holds more than one place.
+"""
+
+import heapq
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+FAIR_EVERY = 4
+
+
+class Schedule(Generic[T]):
+    """Requests by where they stand: waiting, being read, decoding.
+
+    Args:
+        slots: Requests that may be read or decode at once.
+        readers: That may be read at once.
+        piece: Tokens of one piece.
+    """
+
+    def __init__(self, slots: int, readers: int, piece: int) -> None:
+        self._slots, self._readers, self._piece = slots, readers, piece
+        self._waiting: list[tuple[int, int, T]] = []
+        self._lengths: dict[T, int] = {}  # of prompts that wait
+        self._count = self._pieces = 0
+        self.reading: dict[T, int] = {}  # tokens left, the oldest first
+        self.decoding: list[T] = []  # by row
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no place yet."""
+        return len(self._lengths)
+
+    def add(self, run: T, tokens: int, priority: int = 0) -> None:
+        """A request came."""
+        self._count += 1
+        self._lengths[run] = tokens
+        heapq.heappush(self._waiting, (priority, self._count, run))
+
+    def admit(self) -> list[T]:
+        """Give places to those that wait, in order, while there are any; gives who begins to be read."""
+        begun, passed = [], []
+        while self._waiting and len(self.reading) + len(self.decoding) < self._slots and len(self.reading) < self._readers:
+            entry = heapq.heappop(self._waiting)
+            run = entry[2]
+            if run not in self._lengths:
+                continue  # it left
+            tokens = self._lengths[run]
+            if tokens > self._piece and self._long() >= self._readers - 1:
+                passed.append(entry)  # shorter ones behind it may pass
+                continue
+            del self._lengths[run]
+            self.reading[run] = tokens
+            begun.append(run)
+        for entry in passed:
+            heapq.heappush(self._waiting, entry)
+        return begun
+
+    def next_piece(self) -> tuple[T, int] | None:
+        """Say whose prompt is read next, and how many tokens of it; None where nothing is to be read."""
+        if not self.reading:
+            return None
+        self._pieces += 1
+        oldest = next(iter(self.reading))
+        run = oldest if self._pieces % FAIR_EVERY == 0 else min(self.reading, key=self.reading.__getitem__)
+        return run, min(self._piece, self.reading[run])
+
+    def read(self, run: T, tokens: int) -> bool:
+        """A piece was read; whether that was all. It then decodes, in the row behind the others."""
+        self.reading[run] -= tokens
+        if self.reading[run]:
+            return False
+        del self.reading[run]
+        self.decoding.append(run)
+        return True
+
+    def leave(self, run: T) -> tuple[int, int] | None:
+        """A request ends, wherever it stands.
+
+        Returns:
+            Where it decoded and was not the last: from which row to which a state has to move.
+        """
+        if self._lengths.pop(run, None) is not None or self.reading.pop(run, None) is not None:
+            return None
+        if run not in self.decoding:
+            return None
+        row, last = self.decoding.index(run), len(self.decoding) - 1
+        self.decoding[row] = self.decoding[last]
+        self.decoding.pop()
+        return (last, row) if row != last else None
+
+    def _long(self) -> int:
+        return sum(left > self._piece for left in self.reading.values())
