@@ -96,7 +96,7 @@ def _of_hugging_face(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             "chunk_size": config.get("chunk_size", 256),
             "rmsnorm": config.get("rms_norm", True),
             "norm_before_gate": config.get("norm_before_gate", False),
-            "dt_limit": (float(low), float(high)),
+            "dt_limit": (_number(low), _number(high)),
         }
     return {
         "d_model": config["hidden_size"],
@@ -108,6 +108,11 @@ def _of_hugging_face(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "pad_vocab_size_multiple": 1,
         "tie_embeddings": config.get("tie_word_embeddings", True),
     }
+
+
+def _number(value: object) -> float:
+    """A number, also an infinite one as newer files spell it: `{"__float__": "Infinity"}`."""
+    return float(value["__float__"] if isinstance(value, dict) else value)  # type: ignore[arg-type]
 
 
 def _must_be_served(given: dict[str, Any], folder: Path) -> None:

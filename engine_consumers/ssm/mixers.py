@@ -11,9 +11,6 @@ mamba_ssm reads a prompt in one go only. Here a piece is read from where the las
 from typing import Any
 
 import torch
-from mamba_ssm.modules import mamba2 as mamba2_module
-from mamba_ssm.modules import mamba_simple as mamba1_module
-from mamba_ssm.modules.mamba2 import Mamba2
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,7 +27,8 @@ def read(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor
     Returns:
         [1, length, d_model].
     """
-    return _read2(mixer, u, conv_state, ssm_state) if isinstance(mixer, Mamba2) else _read1(mixer, u, conv_state, ssm_state)
+    is_second = type(mixer).__name__ == "Mamba2"
+    return _read2(mixer, u, conv_state, ssm_state) if is_second else _read1(mixer, u, conv_state, ssm_state)
 
 
 def step(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:  # noqa: ANN401 - a module of the package
@@ -55,13 +53,15 @@ def _convolved(mixer: Any, x: Tensor, conv_state: Tensor) -> Tensor:  # noqa: AN
 
 
 def _read2(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:  # noqa: ANN401
+    from mamba_ssm.modules.mamba2 import mamba_chunk_scan_combined  # as `kernels.prepare` left it
+
     d_ssm, groups, d_state, head = mixer.d_ssm, mixer.ngroups, mixer.d_state, mixer.headdim
     projected = mixer.in_proj(u)
     d_mlp = (projected.shape[-1] - 2 * d_ssm - 2 * groups * d_state - mixer.nheads) // 2
     z0, x0, z, xbc, dt = projected.split([d_mlp, d_mlp, d_ssm, d_ssm + 2 * groups * d_state, mixer.nheads], dim=-1)
     xbc = _convolved(mixer, xbc.transpose(1, 2), conv_state).transpose(1, 2)
     x, b, c = xbc.split([d_ssm, groups * d_state, groups * d_state], dim=-1)
-    y, last = mamba2_module.mamba_chunk_scan_combined(
+    y, last = mamba_chunk_scan_combined(
         x.unflatten(-1, (-1, head)),
         dt,
         -torch.exp(mixer.A_log.float()),
@@ -87,13 +87,15 @@ def _read2(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tens
 
 
 def _read1(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:  # noqa: ANN401
+    from mamba_ssm.modules.mamba_simple import selective_scan_fn  # as `kernels.prepare` left it
+
     x, z = mixer.in_proj(u).transpose(1, 2).chunk(2, dim=1)  # [1, d_inner, length]
     x = _convolved(mixer, x, conv_state)
     dt, b, c = mixer.x_proj(x.transpose(1, 2)).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
     dt = functional.linear(dt, mixer.dt_proj.weight).transpose(1, 2)
     b, c = b.transpose(1, 2).contiguous(), c.transpose(1, 2).contiguous()  # [1, d_state, length]
     a, bias = -torch.exp(mixer.A_log.float()), mixer.dt_proj.bias.float()
-    y, last = mamba1_module.selective_scan_fn(
+    y, last = selective_scan_fn(
         x.contiguous(),
         dt.contiguous(),
         a,
