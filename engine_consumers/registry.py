@@ -16,6 +16,7 @@ ENTRY_POINTS = "forebay.engines"
 
 _paths = {
     "sim": "engine_consumers.sim:SimEngine",
+    "ssm": "engine_consumers.ssm:SsmEngine",
     "transformer": "engine_consumers.transformer:TransformerEngine",
 }
 

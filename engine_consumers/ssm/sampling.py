@@ -66,7 +66,7 @@ def _drawn(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, device=device, dtype=torch.float32).unsqueeze(1)
 
-    ordered, tokens = logits.float().sort(-1, descending=True, stable=True)
+    ordered, tokens = logits.float().sort(dim=-1, descending=True, stable=True)
     chances = torch.softmax(ordered / column([max(one.temperature, 1e-3) for one in asked]), -1)
     vocabulary = logits.shape[1]
     rank = torch.arange(vocabulary, device=device)
