@@ -147,7 +147,7 @@ def test_the_commands_on_a_real_broker(cell, tmp_path):
     assert json.loads(got["submit"][1])["tenant"] == "alice"
     assert got["stream"][:1] == (0,)
     assert len(got["stream"][1].split()) >= 5
-    assert (got["refused"][0], got["refused"][1]) == (1, "\n")
+    assert (got["refused"][0], got["refused"][1]) == (1, "")
     assert "model_not_found" in got["refused"][2]
     assert sorted(json.loads(line)["request_id"] for line in got["results"][1].splitlines()) == ["one", "three", "two"]
     assert got["one"][1].startswith("two ")
