@@ -14,9 +14,9 @@ from engine_consumers.mailbox import Mailbox
 from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
 from engine_consumers.ssm.loading import Loaded, load, model_folder
-from engine_consumers.ssm.loop import News, Sequence, SlotLoop
 from engine_consumers.ssm.options import SsmOptions
-from engine_consumers.ssm.sampling import Drawing
+from engine_consumers.stepping.loop import News, Sequence, SlotLoop
+from engine_consumers.stepping.sampling import Drawing
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
@@ -131,7 +131,8 @@ class SsmEngine:
 
     def estimate_bytes(self, request: InferenceRequest) -> int:  # noqa: ARG002 - however long it is
         """The bytes of one request's states; see `Engine.estimate_bytes`."""
-        return self._started().model.states.bytes_per_request
+        asked: int = self._started().model.states.bytes_per_request
+        return asked
 
     async def count_tokens(self, request: InferenceRequest) -> int:
         """Count the prompt's tokens; see `Engine.count_tokens`."""
@@ -217,4 +218,3 @@ class SsmEngine:
         if self._loaded is None:
             raise EngineError(ErrorCode.UNHEALTHY, "the engine is not started, or closed")
         return self._loaded
-

@@ -142,8 +142,9 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(path)
-        found: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+            found: dict[str, torch.Tensor] = load_file(path)
+        else:
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - each reader has its own, and a broken file is one line
         message = f"`model_path`: {path} cannot be read: {error}"
         raise ConfigError(message) from None

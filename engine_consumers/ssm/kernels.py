@@ -66,9 +66,8 @@ def _chunk_scan(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Scan a sequence chunk by chunk; the references want whole chunks, so it is filled up with steps that do nothing.
 
-    Args:
-        x: [batch, length, heads, head size]; `b`, `c`: [batch, length, groups, state]; `dt`: [batch, length, heads]; `a`: [heads].
-        initial_states: [batch, heads, head size, state].
+    `x` is [batch, length, heads, head size], `dt` [batch, length, heads], `a` [heads], `b` and `c` [batch, length, groups, N],
+    `initial_states` [batch, heads, head size, N].
     """
     from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan_ref
     from mamba_ssm.ops.triton.ssd_chunk_state import chunk_state_ref

@@ -34,7 +34,7 @@ class Model:
         self.states = States([allocated[n] for n in range(len(lm.backbone.layers))], slots)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def read(self, token_ids: list[int], row: int) -> Tensor:
         """Read a piece of a prompt onto a row's state.
 
@@ -46,7 +46,7 @@ class Model:
         logits: Tensor = self._lm.lm_head(hidden[:, -1])
         return logits[0].float()
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def step(self, token_ids: list[int]) -> Tensor:
         """Feed the first rows one token each.
 
@@ -69,7 +69,7 @@ class Model:
             for size in sorted({bucket(n, self.states.slots) for n in range(1, self.states.slots + 1)}, reverse=True):
                 self._capture(size)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:
         """Capture a step of so many requests; what it does to their states meanwhile must matter to nobody."""
         fed = torch.zeros((size, 1), dtype=torch.long, device=self._device)

@@ -24,12 +24,13 @@ class States:
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], slots: int) -> None:
         self._layers = list(layers)
         self.slots, self.readers = slots, layers[0][0].shape[0] - slots
-        self.bytes = sum(one.numel() * one.element_size() for pair in layers for one in pair)
+        self.bytes: int = sum(one.numel() * one.element_size() for pair in layers for one in pair)
 
     @property
     def bytes_per_request(self) -> int:
         """What one request takes, however long it is."""
-        return self.bytes // (self.slots + self.readers)
+        share: int = self.bytes // (self.slots + self.readers)
+        return share
 
     def rows(self, first: int, count: int) -> list[tuple[Tensor, Tensor]]:
         """Views of some rows, by layer."""

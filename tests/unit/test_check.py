@@ -23,7 +23,7 @@ def test_an_engine_of_an_unknown_kind_is_an_error_that_names_those_there_are():
     assert told[0] == "ok"
     assert unknown[0] == "error"
     assert unknown[1].startswith("`engines.b.kind`: no engine of kind 'simm': expected one of ")
-    assert "sim, transformer" in unknown[1]
+    assert "sim, ssm, transformer" in unknown[1]
 
 
 def test_a_kind_that_only_another_environment_may_know_is_a_warning():

@@ -9,9 +9,9 @@ import pytest
 from engine_consumers.core.checks import output_room
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
+from engine_consumers.prompts import Prompts
 from engine_consumers.transformer import TransformerEngine
 from engine_consumers.transformer.options import TransformerOptions
-from engine_consumers.prompts import Prompts
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError, ErrorCode
 from schemas.messages import ChatMessage, InferenceRequest

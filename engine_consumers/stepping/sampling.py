@@ -24,7 +24,7 @@ class Drawing:
 
     def __init__(self, sampling: Sampling, seed: int) -> None:
         self.sampling = sampling
-        self._numbers = Random(seed)
+        self._numbers = Random(seed)  # noqa: S311 - chance, not secrets
         self.said: Counter[int] = Counter()
         self.is_penalised = bool(sampling.presence_penalty or sampling.frequency_penalty)
 

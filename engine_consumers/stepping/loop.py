@@ -10,12 +10,36 @@ from typing import Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
+from torch import Tensor
 
+from engine_consumers.core.schedule import Schedule
 from engine_consumers.core.stream import StopText
-from engine_consumers.ssm.model import Model
-from engine_consumers.ssm.sampling import Drawing, draw
-from engine_consumers.ssm.schedule import Schedule
+from engine_consumers.stepping.sampling import Drawing, draw
 from schemas.messages import FinishReason
+
+
+class Rows(Protocol):
+    """The states of all requests, one row each; see `ssm/states.py`."""
+
+    def clear(self, row: int) -> None:
+        """Make a row ready for another request."""
+
+    def move(self, source: int, target: int) -> None:
+        """Put what a row holds into another."""
+
+
+class Model(Protocol):
+    """A model whose requests join and leave between steps; logits are [requests, vocabulary]."""
+
+    @property
+    def states(self) -> Rows:
+        """Rows 0 to slots-1 decode, those above are being read."""
+
+    def read(self, token_ids: list[int], row: int) -> Tensor:
+        """Read a piece of a prompt onto a row; gives the logits [vocabulary] after its last token."""
+
+    def step(self, token_ids: list[int]) -> Tensor:
+        """Feed the first rows one token each."""
 
 
 class Turn(Protocol):
@@ -97,9 +121,9 @@ class SlotLoop:
         self._rows = [slots + n for n in range(readers)]
         self._news = threading.Condition()
         self._joining: list[tuple[Sequence, int]] = []
-        self._leaving: list[tuple[Sequence, Callable[[], None]]] = []
+        self._leaving: list[tuple[Sequence, Callable[[], object]]] = []
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name="forebay-ssm", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="forebay-steps", daemon=True)
         self.running = self.waiting = 0
 
     def start(self) -> None:
@@ -121,7 +145,7 @@ class SlotLoop:
             self._joining.append((sequence, priority))
             self._news.notify()
 
-    def leave(self, sequence: Sequence, left: Callable[[], None]) -> None:
+    def leave(self, sequence: Sequence, left: Callable[[], object]) -> None:
         """Take a request out, wherever it stands; `left` is called in the loop's thread once it is."""
         with self._news:
             self._leaving.append((sequence, left))
