@@ -1,38 +1,17 @@
-"""Runs the engines' cases on the transformer engine, inside that engine's own environment.
+"""Runs the engines' cases on one kind of engine, inside that engine's own environment.
 
-Usage: PYTHON tests/conformance/run_engine_cases.py MODEL_FOLDER [CASE ...]; the repository's root is in PYTHONPATH.
+Usage: PYTHON tests/conformance/run_engine_cases.py KIND MODEL_FOLDER [CASE ...]; the repository's root is in PYTHONPATH.
 Prints one line of JSON for each case.
 """
 
 import asyncio
-import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine_cases import CASES, GREEDY, SLOTS, Harness, run_cases
-
-from engine_consumers.registry import load
-from schemas.config import EngineConfig
-from schemas.messages import InferenceRequest
-
-COPY_ME = "💧🌊水車 река мост 💧🌊水車 река мост 💧🌊水車 река мост 💧🌊"
-
-
-def make(model: str):
-    # float32: in bfloat16 the same request rounds differently in a batch, and greedy tokens with it.
-    options = {"dtype": "float32", "max_model_len": 512, "enforce_eager": True, "max_num_batched_tokens": 512}
-    return load(EngineConfig(kind="transformer", model="smollm2", model_path=model, slots=SLOTS, options=options))
-
-
-def kill(engine) -> None:
-    for process in engine._loaded.llm.engine_core.resources.engine_manager.processes:
-        os.kill(process.pid, 9)
-
-
-def backend_open(engine) -> int:
-    return engine._loaded.llm.output_processor.get_num_unfinished_requests()
+from conformance.engine_cases import CASES, run_cases
+from conformance.engine_harnesses import Harness
 
 
 def tell(line: str) -> None:
@@ -41,22 +20,8 @@ def tell(line: str) -> None:
 
 
 def main() -> None:
-    model, *names = sys.argv[1:]
-    tokenizers = {}
-
-    def decode(tokens: list[int]) -> str:
-        tokenizer = tokenizers.setdefault("one", harness.engine._loaded.tokenizer)
-        return tokenizer.decode(tokens, skip_special_tokens=True)
-
-    harness = Harness(
-        engine=make(model),
-        make=lambda: make(model),
-        decode=decode,
-        kill=kill,
-        backend_open=backend_open,
-        multibyte=InferenceRequest(prompt=COPY_ME, max_output_tokens=24, sampling=GREEDY),
-    )
-    asyncio.run(run_cases(harness, names or list(CASES), tell))
+    kind, model, *names = sys.argv[1:]
+    asyncio.run(run_cases(Harness(kind, model), names or list(CASES), tell))
 
 
 if __name__ == "__main__":

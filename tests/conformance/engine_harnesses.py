@@ -1,0 +1,119 @@
+"""What the suite has to know of each kind of engine: how to make it, to look into it, and to kill it.
+
+Nothing here imports pytest or an engine's libraries: an engine is imported when it is made, in whatever environment that is.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine_consumers.core import babble
+from engine_consumers.engine import Engine
+from engine_consumers.registry import load
+from schemas.config import EngineConfig
+from schemas.messages import InferenceRequest, Sampling
+
+SLOTS = 4
+CONTEXT = 512  # tokens that each engine must hold for each of its slots
+GREEDY = Sampling(temperature=0.0)
+COPY_ME = "💧🌊水車 река мост 💧🌊水車 река мост 💧🌊水車 река мост 💧🌊"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of engine, seen by the suite.
+
+    Attributes:
+        kind: Of its configuration.
+        options: Of its configuration. The suite compares what requests say alone and in company: float32, where it matters.
+        decode: The text of tokens, by the engine's own vocabulary.
+        kill: Ends the backend as a crash would.
+        backend_open: Requests that the backend itself still holds.
+        multibyte: A request whose greedy answer has characters of several tokens.
+        memory_grows: Whether a longer request takes more memory; else all take the same.
+    """
+
+    kind: str
+    options: dict[str, Any]
+    decode: Callable[[Any, list[int]], str]
+    kill: Callable[[Any], None]
+    backend_open: Callable[[Any], int]
+    multibyte: InferenceRequest = field(
+        default_factory=lambda: InferenceRequest(prompt=COPY_ME, max_output_tokens=24, sampling=GREEDY)
+    )
+    memory_grows: bool = True
+
+
+class Harness:
+    """An engine under test; `engine` is replaced by a fresh one where a case has killed it.
+
+    Args:
+        kind: Its name in `KINDS`.
+        model: Folder of its model; None where it needs none.
+    """
+
+    def __init__(self, kind: str, model: str | None = None) -> None:
+        self.kind = KINDS[kind]
+        self._model = model
+        self.engine = self.make()
+
+    def make(self) -> Engine:
+        """Give a fresh engine of the same configuration."""
+        kind = self.kind
+        config = EngineConfig(kind=kind.kind, model="under-test", model_path=self._model, slots=SLOTS, options=kind.options)
+        return load(config)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.kind.decode(self.engine, tokens)
+
+    def kill(self) -> None:
+        self.kind.kill(self.engine)
+
+    def backend_open(self) -> int:
+        return self.kind.backend_open(self.engine)
+
+
+def _decode_loaded(engine: Any, tokens: list[int]) -> str:
+    return engine._loaded.tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def _kill_vllm(engine: Any) -> None:
+    for process in engine._loaded.llm.engine_core.resources.engine_manager.processes:
+        os.kill(process.pid, 9)
+
+
+def _kill_model(engine: Any) -> None:
+    """The model runs in a thread of our own process: what ends it is an error of the device."""
+
+    def fail(*_: object) -> None:
+        message = "the device is gone"
+        raise RuntimeError(message)
+
+    engine._loaded.model.step = engine._loaded.model.read = fail
+
+
+SIM = Kind(
+    kind="sim",
+    options={"ttft_ms": 20, "tpot_ms": 5, "max_context": CONTEXT, "answer_tokens": 350},
+    decode=lambda _, tokens: babble.spell(tokens).decode("utf-8", "replace"),
+    kill=lambda engine: engine.kill(),
+    backend_open=lambda engine: len(engine._runs),
+    multibyte=InferenceRequest(prompt="Water", max_output_tokens=200, sampling=GREEDY),
+)
+TRANSFORMER = Kind(
+    kind="transformer",
+    options={"dtype": "float32", "max_model_len": CONTEXT, "enforce_eager": True, "max_num_batched_tokens": CONTEXT},
+    decode=_decode_loaded,
+    kill=_kill_vllm,
+    backend_open=lambda engine: engine._loaded.llm.output_processor.get_num_unfinished_requests(),
+)
+SSM = Kind(
+    kind="ssm",
+    options={"device": "cpu", "dtype": "float32", "max_context": CONTEXT, "prefill_chunk": 64},
+    decode=_decode_loaded,
+    kill=_kill_model,
+    backend_open=lambda engine: engine._loop.running + engine._loop.waiting if engine._loop else 0,
+    memory_grows=False,
+)
+KINDS = {"sim": SIM, "transformer": TRANSFORMER, "ssm": SSM}
