@@ -43,7 +43,11 @@ class Prompts:
         if request.messages is not None and not self.has_template:
             message = "`messages`: the model has no chat template: send `prompt`, or set `options.chat_template`"
             raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message, "messages")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, request)
+        token_ids = await asyncio.get_running_loop().run_in_executor(self._thread, self._encode, request)
+        if token_ids and max(token_ids) >= self._vocabulary:
+            message = f"the tokenizer gives token {max(token_ids)} where the model knows {self._vocabulary}: they do not fit"
+            raise EngineError(ErrorCode.INTERNAL, message)
+        return token_ids
 
     def close(self) -> None:
         """Let the thread go."""

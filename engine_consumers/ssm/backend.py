@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 
 from engine_consumers.core.checks import check_sampling, output_room, parse_options
 from engine_consumers.engine import EngineFigures, Piece
@@ -17,6 +16,7 @@ from engine_consumers.ssm.loading import Loaded, load, model_folder
 from engine_consumers.ssm.options import SsmOptions
 from engine_consumers.stepping.loop import News, Sequence, SlotLoop
 from engine_consumers.stepping.sampling import Drawing
+from engine_consumers.threads import in_thread
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
@@ -58,14 +58,13 @@ class SsmEngine:
     async def start(self) -> None:
         """Load the model; see `Engine.start`."""
         loop = asyncio.get_running_loop()
-        with ThreadPoolExecutor(1, "forebay-load") as thread:
-            asked = loop.run_in_executor(thread, load, self._folder, self._options, self._config.slots)
-            try:
-                async with asyncio.timeout(self._options.start_timeout_s):
-                    self._loaded = loaded = await asked
-            except TimeoutError:
-                message = f"the model was not loaded within {self._options.start_timeout_s:g} s"
-                raise EngineError(ErrorCode.UNHEALTHY, message) from None
+        try:
+            async with asyncio.timeout(self._options.start_timeout_s):
+                loaded = await in_thread(lambda: load(self._folder, self._options, self._config.slots))
+        except TimeoutError:
+            message = f"the model was not loaded within {self._options.start_timeout_s:g} s (`options.start_timeout_s`)"
+            raise EngineError(ErrorCode.UNHEALTHY, message) from None
+        self._loaded = loaded
         self._prompts = Prompts(loaded.tokenizer, loaded.model.vocabulary, self._options.chat_template)
 
         def deliver(news: list[News]) -> None:
@@ -98,14 +97,12 @@ class SsmEngine:
                 if piece.finish_reason is not None:
                     return
         finally:
-            await self._stop(state)
-            self._runs.remove(run, state)
+            await self._stop(run, state)
 
     async def abort(self, run: str) -> None:
         """End a run; see `Engine.abort`."""
         if state := self._runs.get(run):
-            await self._stop(state)
-            self._runs.remove(run, state)
+            await self._stop(run, state)
 
     def status(self) -> EngineFigures:
         """Give a snapshot; see `Engine.status`."""
@@ -178,28 +175,30 @@ class SsmEngine:
         self._of[sequence] = state
         self._loop.join(sequence, priority)
 
-    async def _stop(self, state: _Run) -> None:
+    async def _stop(self, run: str, state: _Run) -> None:
         """Take a run out of the loop unless it has ended, and wait until it is."""
         state.is_aborted = True
         sequence = state.sequence
-        if sequence is None or self._of.pop(sequence, None) is None:
-            if sequence is None:
-                state.mail.put([], "", "abort")
-            return
-        if self._loop is not None and self._runs.death is None:
-            loop, left = asyncio.get_running_loop(), asyncio.Event()
-            self._loop.leave(sequence, lambda: loop.call_soon_threadsafe(left.set))
-            await left.wait()
-        state.mail.put([], "", "abort")
+        try:
+            if sequence is not None and self._of.pop(sequence, None) is not None and self._loop is not None:
+                loop, left = asyncio.get_running_loop(), asyncio.Event()
+                self._loop.leave(sequence, lambda: loop.call_soon_threadsafe(left.set))
+                await left.wait()
+        finally:  # cancelled or not, the loop knows that it leaves
+            state.mail.put([], "", "abort")
+            self._runs.remove(run, state)
 
     def _deliver(self, news: list[News]) -> None:
-        for sequence, token, text, finish in news:
-            state = self._of.get(sequence)
+        for one in news:
+            state = self._of.get(one.sequence)
             if state is None:
                 continue  # it was aborted meanwhile
-            if finish is not None:
-                del self._of[sequence]
-            state.mail.put([token], text, finish)
+            if one.finish is not None or one.error is not None:
+                del self._of[one.sequence]
+            if one.error is not None:
+                state.mail.fail(EngineError(ErrorCode.INTERNAL, one.error))
+            else:
+                state.mail.put(one.token_ids, one.text, one.finish)
 
     def _die(self, reason: str) -> None:
         if not self._runs.die(reason):

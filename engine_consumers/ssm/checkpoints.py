@@ -1,9 +1,11 @@
 """Reading a checkpoint: Hugging Face's Mamba and Mamba2, and mamba_ssm's own, into mamba_ssm's model.
 
 The weights have the same names but for the embedding. Not served, and refused by name: layers with attention, Mamba3,
-activations other than SiLU, and Mamba2 with a clamped time step on one side only.
+activations other than SiLU, quantized weights, and Mamba2 with a bounded time step, which mamba_ssm's step leaves out.
+Hugging Face's `norm_before_gate` is not read, there as here: the gate comes first.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 RENAMED = {"backbone.embeddings.weight": "backbone.embedding.weight"}
 SERVED = ("Mamba1", "Mamba2")
+UNBOUND = (0.0, float("inf"))
 
 
 def load(folder: Path, device: str, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
@@ -36,16 +39,24 @@ def load(folder: Path, device: str, dtype: torch.dtype) -> tuple[Any, dict[str, 
     from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
 
     config = _config(folder)
-    given = _of_hugging_face(config, folder) if "model_type" in config else dict(config)
-    _must_be_served(given, folder)
-    model = MambaLMHeadModel(MambaConfig(**{**given, "fused_add_norm": False}), device=device, dtype=dtype).eval()
+    try:
+        given = _of_hugging_face(config, folder) if "model_type" in config else _own(config, MambaConfig)
+        _must_be_served(given, folder)
+        model = MambaLMHeadModel(MambaConfig(**{**given, "fused_add_norm": False}), device=device, dtype=dtype).eval()
+    except ConfigError:
+        raise
+    except (KeyError, TypeError, ValueError, AssertionError, RuntimeError) as error:
+        missing = f"it has no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:300]
+        message = f"`model_path`: {folder}/config.json does not describe a model: {missing or type(error).__name__}"
+        raise ConfigError(message) from None
     if epsilon := config.get("layer_norm_epsilon"):
         for module in model.modules():
             if hasattr(module, "eps"):
                 module.eps = epsilon
     weights = {RENAMED.get(name, name): tensor for name, tensor in _weights(folder).items()}
-    if given.get("tie_embeddings", True):
-        weights.setdefault("lm_head.weight", weights.get("backbone.embedding.weight", torch.empty(0)))
+    _must_be_plain(weights, config, folder)
+    if given.get("tie_embeddings", True) and "backbone.embedding.weight" in weights:
+        weights["lm_head.weight"] = weights["backbone.embedding.weight"]
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -95,7 +106,7 @@ def _of_hugging_face(config: dict[str, Any], folder: Path) -> dict[str, Any]:
             "ngroups": config.get("n_groups", 1),
             "chunk_size": config.get("chunk_size", 256),
             "rmsnorm": config.get("rms_norm", True),
-            "norm_before_gate": config.get("norm_before_gate", False),
+            "norm_before_gate": False,
             "dt_limit": (_number(low), _number(high)),
         }
     return {
@@ -106,8 +117,23 @@ def _of_hugging_face(config: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rms_norm": True,
         "residual_in_fp32": config.get("residual_in_fp32", True),
         "pad_vocab_size_multiple": 1,
-        "tie_embeddings": config.get("tie_word_embeddings", True),
+        "tie_embeddings": config.get("tie_word_embeddings", kind == "mamba"),
     }
+
+
+def _own(config: dict[str, Any], kind: type[Any]) -> dict[str, Any]:
+    """The configuration of mamba_ssm's own format, without what others have added."""
+    return {field.name: config[field.name] for field in dataclasses.fields(kind) if field.name in config}
+
+
+def _must_be_plain(weights: dict[str, torch.Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Quantized weights would load and mean something else."""
+    method = (config.get("quantization_config") or {}).get("quant_method", "a quantization of its own")
+    odd = [name for name, tensor in weights.items() if not tensor.is_floating_point() or tensor.element_size() < 2]
+    if odd or config.get("quantization_config"):
+        what = f"{odd[0]} is {str(weights[odd[0]].dtype).removeprefix('torch.')}" if odd else f"they have {method}"
+        message = f"`model_path`: the weights in {folder} are quantized ({what}): expected float32, bfloat16 or float16"
+        raise ConfigError(message)
 
 
 def _number(value: object) -> float:
@@ -116,6 +142,10 @@ def _number(value: object) -> float:
 
 
 def _must_be_served(given: dict[str, Any], folder: Path) -> None:
+    limit = tuple(given.get("ssm_cfg", {}).get("dt_limit", UNBOUND))
+    if limit != UNBOUND:
+        message = f"`model_path`: {folder} bounds its time step to {list(limit)}, which this engine does not serve"
+        raise ConfigError(message)
     layer = given.get("ssm_cfg", {}).get("layer", "Mamba1")
     if layer not in SERVED:
         message = f"`model_path`: {folder} has layers of kind {layer}: expected {' or '.join(SERVED)}"
@@ -128,7 +158,11 @@ def _must_be_served(given: dict[str, Any], folder: Path) -> None:
 def _weights(folder: Path) -> dict[str, torch.Tensor]:
     for name in INDICES:
         if (folder / name).is_file():
-            parts = sorted(set(json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"].values()))
+            try:
+                parts = sorted(set(json.loads((folder / name).read_text(encoding="utf-8"))["weight_map"].values()))
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                message = f"`model_path`: {folder / name} is no index of weights: {type(error).__name__}: {error}"
+                raise ConfigError(message) from None
             return {key: tensor for part in parts for key, tensor in _read(folder / part).items()}
     for name in WEIGHTS:
         if (folder / name).is_file():

@@ -1,7 +1,8 @@
-"""Makes mamba_ssm run where its CUDA and Triton kernels do not: through the package's own reference functions.
+"""Makes mamba_ssm run where its CUDA and Triton kernels do not.
 
 mamba_ssm imports its compiled extension whether or not it is ever called, and binds kernels by name in its modules. On a
-CPU those names are bound to the references that the package tests its kernels against. On a GPU nothing is changed.
+CPU those names are bound to plain PyTorch: `on_cpu.py`, or the package's own reference where that is good. On a GPU
+nothing is changed.
 """
 
 import sys
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from engine_consumers.ssm import on_cpu
+
 _EXTENSION = "selective_scan_cuda"
-_NO_STEP = -1e4  # softplus of it is 0: such a step leaves the state as it is
 
 
 def prepare(device: str) -> None:
@@ -31,8 +33,9 @@ def prepare(device: str) -> None:
     from mamba_ssm.ops.triton.selective_state_update import selective_state_update_ref
 
     mamba_simple.selective_scan_fn = selective_scan_ref
-    mamba_simple.selective_state_update = mamba2.selective_state_update = selective_state_update_ref
-    mamba2.mamba_chunk_scan_combined = _chunk_scan
+    mamba_simple.selective_state_update = selective_state_update_ref
+    mamba2.selective_state_update = on_cpu.update_of_heads
+    mamba2.mamba_chunk_scan_combined = on_cpu.chunk_scan
 
     def rms_norm(x: Tensor, weight: Tensor, bias: Tensor, **more: Any) -> Tensor:  # noqa: ANN401 - the package's own
         kept = {name: more[name] for name in ("residual", "eps", "prenorm") if name in more}
@@ -47,47 +50,45 @@ def prepare(device: str) -> None:
     layernorm_gated.rmsnorm_fn = gated_rms_norm
 
 
-def _chunk_scan(
-    x: Tensor,
-    dt: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor,
-    chunk_size: int,
-    D: Tensor | None = None,  # noqa: N803 - mamba_ssm's names
-    z: Tensor | None = None,
-    dt_bias: Tensor | None = None,
-    initial_states: Tensor | None = None,
-    dt_limit: tuple[float, float] = (0.0, float("inf")),
-    *,
-    dt_softplus: bool = False,
-    return_final_states: bool = False,
-    **_none: object,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Scan a sequence chunk by chunk; the references want whole chunks, so it is filled up with steps that do nothing.
+def selective_scan(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Mamba1's scan from a state that it begins with; gives the output and the last state, both in float32.
 
-    `x` is [batch, length, heads, head size], `dt` [batch, length, heads], `a` [heads], `b` and `c` [batch, length, groups, N],
-    `initial_states` [batch, heads, head size, N].
+    `x` and `dt` are [1, channels, length], `a` [channels, n], `b` and `c` [1, n, length], `d` and `bias` [channels],
+    `state` [1, channels, n].
     """
-    from mamba_ssm.ops.triton.ssd_chunk_scan import chunk_scan_ref
-    from mamba_ssm.ops.triton.ssd_chunk_state import chunk_state_ref
-    from mamba_ssm.ops.triton.ssd_state_passing import state_passing_ref
+    passed = functional.softplus(dt.float() + bias.float().view(-1, 1))
+    before = state.float()
+    if not x.is_cuda:
+        y, last = on_cpu.selective_scan(x.float(), passed, a, b.float(), c.float(), before)
+        return y + x.float() * d.float().view(-1, 1), last
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
-    length, state_size = x.shape[1], b.shape[-1]
-    fill = -length % chunk_size
-    dt = functional.pad(dt, (0, 0, 0, fill), value=_NO_STEP if dt_softplus else 0.0)
-    x, b, c = (functional.pad(one, (0, 0, 0, 0, 0, fill)) for one in (x, b, c))
-    z = None if z is None else functional.pad(z, (0, 0, 0, 0, 0, fill))
-    steps = dt.float().unflatten(1, (-1, chunk_size)).permute(0, 3, 1, 2)  # [batch, heads, chunks, chunk size]
-    if dt_bias is not None:
-        steps = steps + dt_bias.view(-1, 1, 1)
-    if dt_softplus:
-        steps = functional.softplus(steps)
-    if dt_limit != (0.0, float("inf")):
-        steps = steps.clamp(*dt_limit)
-    decays = torch.cumsum(steps * a.view(-1, 1, 1), dim=-1)
-    states = chunk_state_ref(b, x, steps, decays).flatten(-2)
-    first = None if initial_states is None else initial_states.flatten(-2)
-    states, last = state_passing_ref(states, decays[..., -1], first)
-    out = chunk_scan_ref(b, c, x, steps, decays, states.unflatten(-1, (-1, state_size)), D=D, z=z)[:, :length]
-    return (out, last.unflatten(-1, (-1, state_size))) if return_final_states else out
+    y, last = selective_scan_fn(
+        x.contiguous(),
+        dt.contiguous(),
+        a,
+        b.contiguous(),
+        c.contiguous(),
+        d.float(),
+        z=None,
+        delta_bias=bias.float(),
+        delta_softplus=True,
+        return_last_state=True,
+    )
+    added, kept = carried(passed, a, c.float(), before)
+    return y.float() + added, last + kept
+
+
+def carried(dt: Tensor, a: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """What a state adds to the outputs and to the last state of a scan that began without it.
+
+    The CUDA kernel takes no state to begin with. But h' = exp(dt a) h + b x is linear in h: what a state h adds to the
+    output after a time t, the sum of `dt` until then, is c exp(t a) h, and exp(t a) h to the state.
+    """
+    passed = dt.cumsum(-1)  # [1, channels, length]
+    added = torch.zeros_like(passed)
+    for n in range(a.shape[1]):  # one state at a time: all at once would take n times the memory
+        added += torch.exp(passed * a[:, n].view(-1, 1)) * state[:, :, n].unsqueeze(-1) * c[:, n].unsqueeze(1)
+    return added, torch.exp(passed[..., -1:] * a) * state

@@ -1,5 +1,6 @@
 """From a folder to a model that is ready to run."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,28 +66,48 @@ def load(folder: Path, options: SsmOptions, slots: int) -> Loaded:
         raise ConfigError(message)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    kernels.prepare(device)
-    from engine_consumers.ssm import checkpoints
-    from engine_consumers.ssm.model import Model
-
+    try:
+        kernels.prepare(device)
+        from engine_consumers.ssm import checkpoints
+        from engine_consumers.ssm.model import Model
+    except ImportError as error:
+        message = f"`kind`: mamba_ssm cannot be imported here: {error}: run the worker in the engine's own environment"
+        raise ConfigError(message) from error
+    tokenizer = _tokenizer(Path(options.tokenizer).expanduser() if options.tokenizer else folder, options)
     dtype = DTYPES[options.dtype or ("bfloat16" if device == "cuda" else "float32")]
     lm, config = checkpoints.load(folder, device, dtype)
-    tokenizer = _tokenizer(folder)
     model = Model(lm, slots, options.readers)
-    model.warm_up()
-    ends = {config.get("eos_token_id"), tokenizer.eos_token_id}
-    flat = {token for one in ends for token in (one if isinstance(one, list) else [one]) if isinstance(token, int)}
+    if not model.warm_up():
+        message = f"`model_path`: the weights in {folder} give no finite numbers in {str(dtype).removeprefix('torch.')}"
+        raise ConfigError(message)
     trained = options.trained_context or checkpoints.trained_context(config)
-    return Loaded(model, tokenizer, tokenizer.backend_tokenizer, frozenset(flat), trained, device)
+    ends = _ends(config.get("eos_token_id"), _generation(folder).get("eos_token_id"), tokenizer.eos_token_id)
+    return Loaded(model, tokenizer, tokenizer.backend_tokenizer, ends, trained, device)
 
 
-def _tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers has no types
+def _ends(*given: object) -> frozenset[int]:
+    flat = [token for one in given for token in (one if isinstance(one, list) else [one])]
+    return frozenset(token for token in flat if isinstance(token, int))
+
+
+def _generation(folder: Path) -> dict[str, Any]:
+    """What the model's authors say of its answers, where they do."""
+    try:
+        found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tokenizer(folder: Path, options: SsmOptions) -> Any:  # noqa: ANN401 - transformers has no types
     from transformers import AutoTokenizer
 
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         found.backend_tokenizer  # noqa: B018 - only fast ones have it
     except Exception as error:  # noqa: BLE001 - whatever it raises, the folder is at fault
-        message = f"`model_path`: the tokenizer in {folder} cannot be read: {error}"
+        field = "`options.tokenizer`" if options.tokenizer else "`model_path`"
+        mend = "" if options.tokenizer else ": name the folder of one that has it in `options.tokenizer`"
+        message = f"{field}: the tokenizer in {folder} cannot be read: {' '.join(str(error).split())[:300]}{mend}"
         raise ConfigError(message) from None
     return found

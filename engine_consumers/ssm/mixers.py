@@ -3,9 +3,7 @@
 mamba_ssm reads a prompt in one go only. Here a piece is read from where the last one ended:
 
 * the convolution sees the last inputs before the piece;
-* Mamba2's scan takes the state it begins with (Dao, Gu 2024);
-* Mamba1's takes none. But the state obeys h' = a h + b x, which is linear in h: what the state before the piece adds is
-  exp(A * sum of dt) h, to the output through C and to the last state as it is. So it is added beside the scan.
+* the scan begins with the state that was left; Mamba1's kernel takes none, see `kernels.carried`.
 """
 
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from engine_consumers.ssm import kernels
 
 
 def read(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:  # noqa: ANN401 - a module of the package
@@ -87,31 +87,12 @@ def _read2(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tens
 
 
 def _read1(mixer: Any, u: Tensor, conv_state: Tensor, ssm_state: Tensor) -> Tensor:  # noqa: ANN401
-    from mamba_ssm.modules.mamba_simple import selective_scan_fn  # as `kernels.prepare` left it
-
     x, z = mixer.in_proj(u).transpose(1, 2).chunk(2, dim=1)  # [1, d_inner, length]
     x = _convolved(mixer, x, conv_state)
     dt, b, c = mixer.x_proj(x.transpose(1, 2)).split([mixer.dt_rank, mixer.d_state, mixer.d_state], dim=-1)
     dt = functional.linear(dt, mixer.dt_proj.weight).transpose(1, 2)
-    b, c = b.transpose(1, 2).contiguous(), c.transpose(1, 2).contiguous()  # [1, d_state, length]
-    a, bias = -torch.exp(mixer.A_log.float()), mixer.dt_proj.bias.float()
-    y, last = selective_scan_fn(
-        x.contiguous(),
-        dt.contiguous(),
-        a,
-        b,
-        c,
-        mixer.D.float(),
-        z=None,
-        delta_bias=bias,
-        delta_softplus=True,
-        return_last_state=True,
-    )
-    passed = functional.softplus(dt.float() + bias.view(-1, 1)).cumsum(-1)  # [1, d_inner, length]
-    before = ssm_state.float()
-    added = torch.zeros_like(passed)
-    for n in range(mixer.d_state):  # one state at a time: all at once would take d_state times the memory
-        added += torch.exp(passed * a[:, n].view(-1, 1)) * before[:, :, n].unsqueeze(-1) * c[:, n].float().unsqueeze(1)
-    ssm_state.copy_(last + torch.exp(passed[..., -1:] * a) * before)
-    out: Tensor = mixer.out_proj(((y.float() + added).to(z.dtype) * functional.silu(z)).transpose(1, 2))
+    b, c = b.transpose(1, 2), c.transpose(1, 2)  # [1, d_state, length]
+    y, last = kernels.selective_scan(x, dt, -torch.exp(mixer.A_log.float()), b, c, mixer.D, mixer.dt_proj.bias, ssm_state)
+    ssm_state.copy_(last)
+    out: Tensor = mixer.out_proj((y.to(z.dtype) * functional.silu(z)).transpose(1, 2))
     return out

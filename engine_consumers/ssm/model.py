@@ -63,11 +63,15 @@ class Model:
         graph.replay()
         return logits[:count]
 
-    def warm_up(self) -> None:
-        """Capture all graphs, where there are any."""
+    def warm_up(self) -> bool:
+        """Read and step once, and capture all graphs, where there are any; whether what came out is finite."""
         if self._device.type == "cuda":
             for size in sorted({bucket(n, self.states.slots) for n in range(1, self.states.slots + 1)}, reverse=True):
                 self._capture(size)
+        found = self.read([0], self.states.slots).isfinite().all() and self.step([0]).isfinite().all()
+        self.states.clear(self.states.slots)
+        self.states.clear(0)
+        return bool(found)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def _capture(self, size: int) -> tuple[torch.cuda.CUDAGraph, Tensor, Tensor]:

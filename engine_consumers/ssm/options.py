@@ -17,8 +17,9 @@ class SsmOptions(Struct, frozen=True, omit_defaults=True):
         trained_context: Length that the model was trained for; read from its configuration by default.
         prefill_chunk: Tokens of a prompt that one step reads beside those that decode.
         readers: Prompts that are read in turns; one of them is kept for prompts of a single piece.
+        tokenizer: Folder of the tokenizer, where the model's own has none: mamba_ssm's checkpoints bring none.
         threads: Of the CPU; PyTorch's own choice by default.
-        chat_template: Folder's file or text of a template, for models that bring none.
+        chat_template: File or text of a template, instead of the tokenizer's own.
         start_timeout_s: Time that loading may take.
     """
 
@@ -28,6 +29,7 @@ class SsmOptions(Struct, frozen=True, omit_defaults=True):
     trained_context: Positive | None = None
     prefill_chunk: Positive = 256
     readers: Annotated[int, Meta(ge=2, le=64)] = 4
+    tokenizer: str | None = None
     threads: Positive | None = None
     chat_template: str | None = None
     start_timeout_s: Annotated[float, Meta(gt=0, le=7_200)] = 600.0

@@ -6,7 +6,7 @@ steps. What a step gave is handed over all at once.
 
 import threading
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
@@ -82,19 +82,44 @@ class Sequence:
         self.said += 1
         if token in self._ends:
             return self._stop.finish(), "stop"
-        text = self._stop.push(self._decoder.step(self._tokenizer, token) or "")
+        text = self._stop.push(self._spelled(token))
         if self._stop.hit is not None:
             return text, "stop"
         if self.said >= self.room:
             return text + self._stop.finish(), "length"
         return text, None
 
+    def _spelled(self, token: int) -> str:
+        try:
+            return self._decoder.step(self._tokenizer, token) or ""
+        except Exception:  # noqa: BLE001 - a bare one, where a token changes the text before it: what follows is spelled anew
+            self._decoder = DecodeStream(skip_special_tokens=True)
+            return self._decoder.step(self._tokenizer, token) or ""
 
-News = tuple[Sequence, int, str, FinishReason | None]  # whose, its token, its text, whether that was all
+
+class News(NamedTuple):
+    """What a step gave to a request.
+
+    Attributes:
+        sequence: Whose it is.
+        token_ids: Its next token; none with an error.
+        text: What may be shown.
+        finish: Whether that was all.
+        error: Why it ended with an error.
+    """
+
+    sequence: Sequence
+    token_ids: list[int]
+    text: str = ""
+    finish: FinishReason | None = None
+    error: str | None = None
+
+
+NOT_FINITE = "the model gave logits that are not finite: its weights, or its dtype's range, do not serve this prompt"
 
 
 class SlotLoop:
-    """Runs until it is stopped, or the model fails.
+    """Runs until it is stopped, or the model fails. Whoever waits to be taken out is told in either case.
 
     Args:
         model: The model.
@@ -122,7 +147,7 @@ class SlotLoop:
         self._news = threading.Condition()
         self._joining: list[tuple[Sequence, int]] = []
         self._leaving: list[tuple[Sequence, Callable[[], object]]] = []
-        self._is_stopped = False
+        self._is_stopped = self._has_ended = False
         self._thread = threading.Thread(target=self._run, name="forebay-steps", daemon=True)
         self.running = self.waiting = 0
 
@@ -146,10 +171,13 @@ class SlotLoop:
             self._news.notify()
 
     def leave(self, sequence: Sequence, left: Callable[[], object]) -> None:
-        """Take a request out, wherever it stands; `left` is called in the loop's thread once it is."""
+        """Take a request out, wherever it stands; `left` is called once it is, in the loop's thread while that runs."""
         with self._news:
-            self._leaving.append((sequence, left))
-            self._news.notify()
+            if not self._has_ended:
+                self._leaving.append((sequence, left))
+                self._news.notify()
+                return
+        left()
 
     def _run(self) -> None:
         try:
@@ -161,6 +189,16 @@ class SlotLoop:
                     self._deliver(news)
         except BaseException as error:  # noqa: BLE001 - whatever the device raises ends the backend, and is told
             self._died(f"{type(error).__name__}: {error}")
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        with self._news:
+            self._has_ended = True
+            leaving, self._leaving = self._leaving, []
+        self.running = self.waiting = 0
+        for _, left in leaving:
+            left()
 
     def _heed(self) -> bool:
         """Take in who joined and left, waiting while there is nothing to do; False to stop."""
@@ -169,10 +207,10 @@ class SlotLoop:
             with self._news:
                 while not (self._joining or self._leaving or self._is_stopped or schedule.decoding or schedule.reading):
                     self._news.wait()
-                joining, self._joining = self._joining, []
-                leaving, self._leaving = self._leaving, []
                 if self._is_stopped:
                     return False
+                joining, self._joining = self._joining, []
+                leaving = list(self._leaving)
             for sequence, priority in joining:
                 schedule.add(sequence, len(sequence.prompt), priority)
             for sequence, _ in leaving:
@@ -181,6 +219,8 @@ class SlotLoop:
                 sequence.row = self._rows.pop()
                 self._model.states.clear(sequence.row)
             self._count()
+            with self._news:
+                del self._leaving[: len(leaving)]
             for _, left in leaving:
                 left()
             if schedule.decoding or schedule.reading:
@@ -205,12 +245,12 @@ class SlotLoop:
                 news += self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
         return news
 
-    def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int]) -> list[News]:
+    def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int | None]) -> list[News]:
         news: list[News] = []
         for sequence, token in zip(sequences, tokens, strict=True):
-            text, finish = sequence.take(token)
-            news.append((sequence, token, text, finish))
-            if finish is not None:
+            one = News(sequence, [], error=NOT_FINITE) if token is None else News(sequence, [token], *sequence.take(token))
+            news.append(one)
+            if one.finish is not None or one.error is not None:
                 self._free(sequence)
         return news
 

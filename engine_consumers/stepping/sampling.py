@@ -38,8 +38,8 @@ class Drawing:
             self.said[token] += 1
 
 
-def draw(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
-    """Draw a token for each request.
+def draw(logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
+    """Draw a token for each request; None where its logits are not finite, which says that its state is spoiled.
 
     Args:
         logits: [requests, vocabulary].
@@ -50,13 +50,16 @@ def draw(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
             tokens = torch.tensor(list(one.said), device=logits.device)
             counts = torch.tensor(list(one.said.values()), device=logits.device, dtype=logits.dtype)
             logits[n, tokens] -= one.sampling.presence_penalty + one.sampling.frequency_penalty * counts
-    found: list[int] = logits.argmax(-1).tolist()
-    warm = [n for n, one in enumerate(drawings) if one.sampling.temperature > 0]
+    greatest, likeliest = logits.max(-1)
+    told = torch.where(greatest.isfinite(), likeliest, -1).tolist()  # one NaN makes the greatest one NaN
+    found: list[int | None] = [None if token < 0 else token for token in told]
+    warm = [n for n, one in enumerate(drawings) if one.sampling.temperature > 0 and found[n] is not None]
     if warm:
-        for n, token in zip(warm, _drawn(logits[warm], [drawings[n] for n in warm]), strict=True):
-            found[n] = token
+        for n, drawn in zip(warm, _drawn(logits[warm], [drawings[n] for n in warm]), strict=True):
+            found[n] = drawn
     for one, token in zip(drawings, found, strict=True):
-        one.took(token)
+        if token is not None:
+            one.took(token)
     return found
 
 

@@ -8,7 +8,6 @@ import inspect
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine_consumers.errors import EngineError
+from engine_consumers.threads import in_thread
 from schemas.errors import ConfigError, ErrorCode
 
 log = logging.getLogger("forebay.engine")
@@ -53,7 +53,7 @@ class Loaded:
         """Stop vLLM's processes, waiting for them at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
-                await _in_thread(self.llm.shutdown)
+                await in_thread(self.llm.shutdown)
         except TimeoutError:
             log.warning("engine_close_slow kind=transformer timeout_s=%.0f", timeout_s)
 
@@ -72,7 +72,7 @@ async def load(arguments: dict[str, Any], timeout_s: float) -> Loaded:
     _set_environment(arguments["model"], timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            loaded = await _in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments)))
+            loaded = await in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments)))
     except TimeoutError:
         message = f"vLLM did not come up within {timeout_s:.0f} s (`options.start_timeout_s`)"
         raise EngineError(ErrorCode.UNHEALTHY, message) from None
@@ -179,32 +179,6 @@ def _kv_bytes_per_token(config: Any) -> int:  # noqa: ANN401 - vLLM's VllmConfig
     ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
     values = model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
     return int(2 * values * width * ranks)
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run blocking work in a daemon thread: unlike a pool's it does not keep a cancelled process from ending."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def tell(result: T | None, error: BaseException | None) -> None:
-        if done.done():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = work()
-        except BaseException as error:  # noqa: BLE001 - it is raised again where it is awaited
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell, result, failure)
-
-    threading.Thread(target=run, name="forebay-engine-load", daemon=True).start()
-    return await done
 
 
 def _one_line(error: BaseException) -> str:
