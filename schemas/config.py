@@ -31,6 +31,7 @@ from schemas.policy import (
     RoutingConfig,
     Seconds,
     TenantConfig,
+    Weight,
 )
 
 PoolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
@@ -162,6 +163,25 @@ class BlobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any] = field(default_factory=dict)
 
 
+class TimeSlicesConfig(Struct, frozen=True, forbid_unknown_fields=True):
+    """An engine's part in a device that it shares with other engines on the same host.
+
+    Attributes:
+        device: Any name; engines that give the same one take turns.
+        weight: Share of the device's time beside others that want it at the same moment; each worker has as much.
+        slice_ms: The turn ends with the first step that ends after so long, where another is due.
+        patience_ms: One that shows no sign of life for so long, stopped or in a long step, loses its turn.
+        folder: Where they meet: the same one for all of them, of this host. By default below the folder for temporary
+            files, which suits workers of one user.
+    """
+
+    device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    weight: Weight = 1.0
+    slice_ms: Annotated[float, Meta(ge=0.1, le=10_000)] = 10.0
+    patience_ms: Positive = 2_000
+    folder: Text | None = None
+
+
 class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """One engine: a pool of like replicas.
 
@@ -180,6 +200,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
         burst_s: Seconds' worth of these rates that may be saved up.
         paused: The pool is sent nothing.
         profile: What is believed of its speed until it is known.
+        time_slices: Its part in a device that it shares with other engines; None where it has one of its own.
         options: Passed to the engine as they are.
     """
 
@@ -198,6 +219,7 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     burst_s: Seconds = 2.0
     paused: bool = False
     profile: ProfileConfig = field(default_factory=ProfileConfig)
+    time_slices: TimeSlicesConfig | None = None
     options: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
 

@@ -96,6 +96,11 @@ def _engines(config: "Config") -> Iterator[Finding]:
             yield f"{path}.interactive_slots", f"expected less than its `slots` ({engine.slots}), so that some are left for batch"
         if AUTO in {engine.model, *engine.aliases}:
             yield f"{path}.{'model' if engine.model == AUTO else 'aliases'}", f"{AUTO!r} is what requests say that take any model"
+        if (slices := engine.time_slices) is not None:
+            if engine.is_simulated:
+                yield f"{path}.time_slices", "the engine runs no model, and uses no device"
+            if slices.patience_ms <= slices.slice_ms:
+                yield f"{path}.time_slices.patience_ms", f"expected more than its `slice_ms` ({slices.slice_ms:g})"
         first = pools.setdefault(config.pool(name), name)
         if first != name:
             yield from _unlike(path, engine, first, config.engines[first])

@@ -1,7 +1,6 @@
 """The engine over mamba_ssm: requests in, pieces out; the model runs in a thread of its own (`loop.py`)."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncGenerator
 
@@ -17,6 +16,7 @@ from engine_consumers.ssm.options import SsmOptions
 from engine_consumers.stepping.loop import News, Sequence, SlotLoop
 from engine_consumers.stepping.sampling import Drawing
 from engine_consumers.threads import in_thread
+from engine_consumers.turns import turn_of
 from schemas.config import EngineConfig
 from schemas.errors import ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
@@ -73,10 +73,8 @@ class SsmEngine:
         def died(reason: str) -> None:
             loop.call_soon_threadsafe(self._die, reason)
 
-        options = self._options
-        self._loop = SlotLoop(
-            loaded.model, self._config.slots, options.readers, options.prefill_chunk, deliver, died, contextlib.nullcontext()
-        )
+        options, turn = self._options, await asyncio.to_thread(turn_of, self._config)
+        self._loop = SlotLoop(loaded.model, self._config.slots, options.readers, options.prefill_chunk, deliver, died, turn)
         self._loop.start()
         device = first_visible() if loaded.is_cuda else None
         self._probe = None if device is None else GpuProbe(device)

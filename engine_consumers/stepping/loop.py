@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
+import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch import Tensor
 from engine_consumers.core.schedule import Schedule
 from engine_consumers.core.stream import StopText
 from engine_consumers.stepping.sampling import Drawing, draw
+from engine_consumers.turns import Turn
 from schemas.messages import FinishReason
 
 
@@ -40,16 +42,6 @@ class Model(Protocol):
 
     def step(self, token_ids: list[int]) -> Tensor:
         """Feed the first rows one token each."""
-
-
-class Turn(Protocol):
-    """Permission to use the device for a step; see `timeslice.py`."""
-
-    def __enter__(self) -> object:
-        """Wait for it."""
-
-    def __exit__(self, *raised: object) -> None:
-        """Give it back."""
 
 
 class Sequence:
@@ -128,7 +120,7 @@ class SlotLoop:
         piece: Tokens of a prompt that a step reads.
         deliver: Told what a step gave, in the loop's thread.
         died: Told why the loop ended by itself, in the loop's thread.
-        turn: Held during each step.
+        turn: Held during each step; it belongs to the loop, which lets go of it when it ends.
     """
 
     def __init__(
@@ -190,6 +182,7 @@ class SlotLoop:
         except BaseException as error:  # noqa: BLE001 - whatever the device raises ends the backend, and is told
             self._died(f"{type(error).__name__}: {error}")
         finally:
+            self._turn.close()
             self._end()
 
     def _end(self) -> None:
@@ -204,6 +197,8 @@ class SlotLoop:
         """Take in who joined and left, waiting while there is nothing to do; False to stop."""
         schedule = self._schedule
         while True:
+            if not (self._joining or schedule.decoding or schedule.reading):
+                self._turn.rest()
             with self._news:
                 while not (self._joining or self._leaving or self._is_stopped or schedule.decoding or schedule.reading):
                     self._news.wait()
@@ -243,6 +238,8 @@ class SlotLoop:
                 self._rows.append(sequence.row)
                 sequence.row = -1
                 news += self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
+            elif logits.is_cuda:
+                torch.cuda.current_stream().synchronize()  # so that the step, and its turn, end when the device has done it
         return news
 
     def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int | None]) -> list[News]:

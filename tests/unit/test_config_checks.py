@@ -44,6 +44,24 @@ def engines(**changes):
             {"tenants": {"a": {"requests_per_s": 2}}, "dispatcher": {"cell": {"requests_per_s_max": 1}}},
             "`dispatcher.cell.requests_per_s_max`: expected at least the 2 that all tenants together are guaranteed, got 1",
         ),
+        # time slices
+        ({"engines": {"a": LLAMA | {"time_slices": {}}}}, "`engines.a.time_slices.device`: required field is missing"),
+        (
+            {"engines": {"a": LLAMA | {"time_slices": {"device": "../gpu"}}}},
+            "`engines.a.time_slices.device`: Expected `str` matching regex",
+        ),
+        (
+            {"engines": {"a": LLAMA | {"time_slices": {"device": "gpu0", "weight": 0}}}},
+            "`engines.a.time_slices.weight`: Expected `float` >= 0.001",
+        ),
+        (
+            {"engines": {"a": LLAMA | {"time_slices": {"device": "gpu0", "slice_ms": 50, "patience_ms": 50}}}},
+            "`engines.a.time_slices.patience_ms`: expected more than its `slice_ms` (50)",
+        ),
+        (
+            {"engines": {"a": {"kind": "ssm", "backend": "sim", "time_slices": {"device": "gpu0"}}}},
+            "`engines.a.time_slices`: the engine runs no model, and uses no device",
+        ),
         # names
         (
             {"engines": ENGINES, "aliases": {"chat": "gpt"}},
