@@ -87,7 +87,7 @@ class Tokenizer:
 
 
 def tokens_of(request, template=None):
-    prompts = Prompts(Tokenizer(), vocabulary=100, chat_template=template)
+    prompts = Prompts(Tokenizer(), vocabulary=124, chat_template=template)
     try:
         return asyncio.run(prompts.tokens(request))
     finally:
@@ -97,13 +97,19 @@ def tokens_of(request, template=None):
 def test_a_plain_prompt_gets_special_tokens_and_a_conversation_those_of_its_template():
     assert tokens_of(InferenceRequest(prompt="AB")) == [0, 65, 66]
     assert tokens_of(InferenceRequest(messages=[ChatMessage("user", "A")]), "{") == [123, 65]
-    assert tokens_of(InferenceRequest(input_tokens=[5, 99])) == [5, 99]
+    assert tokens_of(InferenceRequest(input_tokens=[5, 123])) == [5, 123]
+
+
+def test_a_tokenizer_that_is_not_the_models_own_is_told():
+    with pytest.raises(EngineError, match="the tokenizer gives token 126 where the model knows 124") as caught:
+        tokens_of(InferenceRequest(prompt="A~"))
+    assert caught.value.code is ErrorCode.INTERNAL
 
 
 @pytest.mark.parametrize(
     ("request_", "template", "code", "param", "words"),
     [
-        (InferenceRequest(input_tokens=[100]), None, ErrorCode.INVALID_REQUEST, "input_tokens[0]", "expected 0 to 99, got 100"),
+        (InferenceRequest(input_tokens=[124]), None, ErrorCode.INVALID_REQUEST, "input_tokens[0]", "expected 0 to 123, got 124"),
         (
             InferenceRequest(messages=[ChatMessage("user", "x")]),
             None,

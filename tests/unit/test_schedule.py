@@ -1,0 +1,75 @@
+"""The slot loop's schedule, step by step."""
+
+from engine_consumers.core.schedule import FAIR_EVERY, Schedule
+
+
+def reading(slots=4, readers=3, piece=10, **prompts):
+    schedule = Schedule(slots, readers, piece)
+    for name, tokens in prompts.items():
+        schedule.add(name, tokens)
+    return schedule
+
+
+def pieces(schedule, count):
+    """Read so many pieces; gives whose they were and how long."""
+    found = []
+    for _ in range(count):
+        schedule.admit()
+        name, tokens = schedule.next_piece()
+        schedule.read(name, tokens)
+        found.append((name, tokens))
+    return found
+
+
+def test_a_prompt_is_read_in_pieces_and_then_decodes():
+    schedule = reading(a=25)
+    assert schedule.waiting == 1
+    assert schedule.admit() == ["a"]
+    assert schedule.waiting == 0
+    assert pieces(schedule, 3) == [("a", 10), ("a", 10), ("a", 5)]
+    assert schedule.decoding == ["a"]
+    assert schedule.next_piece() is None
+
+
+def test_short_prompts_are_read_between_the_pieces_of_a_long_one():
+    schedule = reading(long=200, short=4, other=7)
+    assert pieces(schedule, 4) == [("short", 4), ("other", 7), ("long", 10), ("long", 10)]
+
+
+def test_a_long_prompt_gets_its_share_however_many_short_ones_come():
+    schedule = reading(slots=1000, long=30)
+    for n in range(100):
+        schedule.add(f"short{n}", 1)
+    found = [name for name, _ in pieces(schedule, 3 * FAIR_EVERY)]
+    assert found.count("long") == 3
+
+
+def test_one_place_is_kept_for_prompts_of_a_single_piece():
+    schedule = reading(slots=10, readers=3, a=50, b=50, c=50, short=3)
+    assert schedule.admit() == ["a", "b", "short"]
+    assert schedule.waiting == 1
+
+
+def test_priority_decides_who_waits_and_age_among_equals():
+    schedule = Schedule(1, 2, 10)
+    for name, priority in (("batch", 1), ("first", 0), ("second", 0)):
+        schedule.add(name, 3, priority)
+    order = []
+    while schedule.waiting or schedule.reading:
+        order += schedule.admit()
+        pieces(schedule, 1)
+        schedule.leave(order[-1])
+    assert order == ["first", "second", "batch"]
+
+
+def test_who_leaves_frees_its_place_wherever_it_stands():
+    schedule = reading(slots=3, readers=2, a=1, b=1, c=50, waits=5)
+    pieces(schedule, 2)
+    schedule.admit()
+    assert (schedule.decoding, list(schedule.reading), schedule.waiting) == (["a", "b"], ["c"], 1)
+    assert schedule.leave("waits") is None
+    assert schedule.leave("c") is None
+    assert schedule.leave("a") == (1, 0)  # b's state moves into its row
+    assert schedule.leave("unknown") is None
+    assert schedule.leave("b") is None  # it was the last
+    assert (schedule.decoding, schedule.reading, schedule.waiting) == ([], {}, 0)
