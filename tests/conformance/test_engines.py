@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 from conformance.engine_cases import CASES, run_cases
-from conformance.engine_harnesses import KINDS, Harness
+from conformance.engine_harnesses import Harness
 from virtual_loop import run_virtual
 
 from deploy.engines.environments import OFFLINE, cpu_environment, install
 
 ROOT = Path(__file__).parents[2]
 SUITE_S = 1500
+INSTALLED = ("sim", "transformer")  # the environment of `ssm` is made by hand as yet: run_engine_cases.py runs its cases there
 
 Report = dict[str, dict]  # by case, what `run_cases` tells of it
 
@@ -58,7 +59,7 @@ def reports(tmp_path_factory):
 
 
 @pytest.mark.timeout(SUITE_S + 1200)
-@pytest.mark.parametrize("engine", KINDS)
+@pytest.mark.parametrize("engine", INSTALLED)
 @pytest.mark.parametrize("case", CASES)
 def test_engine(engine, case, reports, record_property):
     result = reports(engine)[case]
