@@ -19,15 +19,16 @@ from engine_consumers.core.checks import check_sampling, output_room, parse_opti
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
+from engine_consumers.mailbox import Mailbox
 from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
 from engine_consumers.transformer.loading import Loaded, load
 from engine_consumers.transformer.options import TransformerOptions, model_source
 from engine_consumers.transformer.orphans import OrphanGuard
 from schemas.config import EngineConfig
-from schemas.errors import ErrorCode
+from schemas.errors import ConfigError, ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
-from schemas.messages import FinishReason, InferenceRequest, Sampling, Usage
+from schemas.messages import FinishReason, InferenceRequest, Sampling
 
 log = logging.getLogger("forebay.engine")
 
@@ -42,63 +43,29 @@ _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort":
 
 
 class _Run:
-    """One open run: a mailbox between the task that reads vLLM and the caller, who may be slower."""
+    """One open run: what it gives, and the task that reads vLLM for it."""
 
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
+        self.mail = Mailbox()
         self.is_aborted = False
         self.pump: asyncio.Task[None] | None = None
-        self._prompt_tokens = 0
-        self._output_tokens = 0
-        self._token_ids: list[int] = []
-        self._text = ""
-        self._finish: FinishReason | None = None
-        self._error: EngineError | None = None
-        self._news = asyncio.Event()
-
-    @property
-    def is_finished(self) -> bool:
-        return self._finish is not None
-
-    def begin(self, prompt_tokens: int) -> None:
-        self._prompt_tokens = prompt_tokens
-
-    def put(self, token_ids: list[int], text: str, finish: FinishReason | None) -> None:
-        self._token_ids += token_ids
-        self._output_tokens += len(token_ids)
-        self._text += text
-        self._finish = finish
-        self._news.set()
-
-    def fail(self, error: EngineError) -> None:
-        self._error = self._error or error
-        self._news.set()
-
-    async def take(self) -> Piece:
-        """Wait for news and give all of it; an error only after everything that came before it."""
-        await self._news.wait()
-        self._news.clear()
-        if self._error is not None and self._finish is None:
-            if not self._token_ids:
-                raise self._error
-            self._news.set()
-        token_ids, text = self._token_ids, self._text
-        self._token_ids, self._text = [], ""
-        usage = Usage(self._prompt_tokens, self._output_tokens) if self._finish else None
-        return Piece(token_ids, text, self._finish, usage)
 
 
 class TransformerEngine:
     """Runs a model on vLLM. See `engine.Engine` for the contract.
 
     Raises:
-        ConfigError: An option is unknown or out of bounds, or the model's folder is not there.
+        ConfigError: An option is unknown or out of bounds, the model's folder is not there, or it was to take turns.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = parse_options(TransformerOptions, config.options)
         self._model = model_source(config)
+        if config.time_slices is not None:
+            message = "`time_slices`: vLLM steps by itself and takes no turns yet: give it a device of its own"
+            raise ConfigError(message)
         self._runs: Runs[_Run] = Runs()
         self._numbers = count(1)
         self._loaded: Loaded | None = None
@@ -129,7 +96,7 @@ class TransformerEngine:
         state.pump.add_done_callback(lambda _: self._runs.remove(run, state))  # where it was cancelled before it began
         try:
             while True:
-                piece = await state.take()
+                piece = await state.mail.take()
                 yield piece
                 if piece.finish_reason is not None:
                     return
@@ -215,19 +182,19 @@ class TransformerEngine:
         loaded = self._started()
         try:
             token_ids = await cast("Prompts", self._prompts).tokens(request)
-            state.begin(len(token_ids))
+            state.mail.begin(len(token_ids))
             room = output_room(len(token_ids), request.max_output_tokens, loaded.max_context)
             if state.is_aborted:
-                state.put([], "", "abort")
+                state.mail.put([], "", "abort")
                 return
             sampling = loaded.sampling_params(**_sampling(request.sampling, seed, room))
             prompt = loaded.prompt(token_ids)
             async for output in loaded.llm.generate(prompt, sampling, request_id=state.engine_id, priority=priority):
                 self._deliver(state, output)
         except EngineError as error:
-            state.fail(error)
+            state.mail.fail(error)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this run, told by its kind
-            state.fail(self._judge(error, loaded))
+            state.mail.fail(self._judge(error, loaded))
         finally:
             self._runs.remove(run, state)
 
@@ -236,9 +203,9 @@ class TransformerEngine:
         reason = completion.finish_reason
         if reason is not None and reason not in _FINISH:
             message = f"vLLM ended the request with {reason!r}"
-            state.fail(EngineError(ErrorCode.INTERNAL, message))
+            state.mail.fail(EngineError(ErrorCode.INTERNAL, message))
             return
-        state.put(list(completion.token_ids), completion.text, _FINISH[reason] if reason else None)
+        state.mail.put(list(completion.token_ids), completion.text, _FINISH[reason] if reason else None)
 
     def _judge(self, error: Exception, loaded: Loaded) -> EngineError:
         if isinstance(error, loaded.dead_errors) or loaded.llm.errored:
@@ -255,7 +222,7 @@ class TransformerEngine:
         """Wait until vLLM has let a run go, aborting it unless it has ended by itself."""
         state.is_aborted = True
         while state.pump is not None and not state.pump.done():
-            if self._loaded is not None and not state.is_finished:
+            if self._loaded is not None and not state.mail.is_finished:
                 await self._loaded.llm.abort(state.engine_id)
             await asyncio.wait({state.pump}, timeout=ABORT_AGAIN_S)
 
@@ -269,7 +236,7 @@ class TransformerEngine:
             return
         log.error("engine_dead kind=transformer reason=%s", reason)
         for state in self._runs.states():
-            state.fail(EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {reason}"))
+            state.mail.fail(EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {reason}"))
             if state.pump is not None and state.pump is not asyncio.current_task():
                 state.pump.cancel()
 

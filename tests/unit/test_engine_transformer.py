@@ -12,7 +12,7 @@ from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.prompts import Prompts
 from engine_consumers.transformer import TransformerEngine
 from engine_consumers.transformer.options import TransformerOptions
-from schemas.config import EngineConfig
+from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError, ErrorCode
 from schemas.messages import ChatMessage, InferenceRequest
 
@@ -38,6 +38,12 @@ def test_a_bad_option_is_named(options, message):
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(ConfigError, match=f"`model_path`: expected a folder with a model .config.json., got {tmp_path}"):
         TransformerEngine(EngineConfig(kind="transformer", model_path=str(tmp_path)))
+
+
+def test_turns_that_it_cannot_take_are_refused_and_not_passed_over():
+    config = EngineConfig(kind="transformer", model="org/model", time_slices=TimeSlicesConfig("gpu0"))
+    with pytest.raises(ConfigError, match="`time_slices`: vLLM steps by itself"):
+        TransformerEngine(config)
 
 
 def test_only_what_was_set_is_passed_on():
