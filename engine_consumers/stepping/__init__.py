@@ -1,1 +1,1 @@
-"""What an engine needs that steps its own model: the slot loop, drawing of tokens, and the rows that hold the states."""
+"""What an engine needs that steps its own model: the slot loop, and the drawing of tokens."""
