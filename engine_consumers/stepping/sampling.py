@@ -78,8 +78,10 @@ def _drawn(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
     chances = chances / chances.sum(-1, keepdim=True)
     before = chances.cumsum(-1) - chances
     kept = (before < column([one.top_p for one in asked])) & (chances >= chances[:, :1] * column([one.min_p for one in asked]))
-    chances = torch.where(kept, chances, 0.0).cumsum(-1)
+    chances = torch.where(kept, chances, 0.0)
+    last = (chances > 0).sum(-1, keepdim=True) - 1  # in float32 a number next to 1 is 1, and would name what was left out
+    chances = chances.cumsum(-1)
     wanted = column([one.number() for one in drawings]) * chances[:, -1:]
-    places = torch.searchsorted(chances, wanted, right=True).clamp(max=vocabulary - 1)
+    places = torch.searchsorted(chances, wanted, right=True).minimum(last)
     drawn: list[int] = tokens.gather(1, places).squeeze(1).tolist()
     return drawn
