@@ -6,7 +6,7 @@ transactions leave markers. Everything ends late, in any order, and a divert may
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from broker.transport.protocol import TopicPartition
@@ -49,6 +49,7 @@ class World:
         self.lane_logs = {TopicPartition("lanes", n): Log() for n in range(lanes)}
         self.everything = {**self.logs, **self.lane_logs}
         self.ended, self.refused, self.order = set(), 0, {}
+        self.moved = set()  # held back for too long, and put behind what was diverted meanwhile
         self.begin()
 
     # -- terms ---------------------------------------------------------------------------------------------------------
@@ -158,7 +159,7 @@ class World:
             _, number = self.hand.pop(item.work)
             self.lanes.left(item)
             self.divert(item, number, lane)
-            self.order = {}  # what moves for that reason leaves its place
+            self.moved.add(number)
 
     def tell_idle(self):
         for tp, log in self.lane_logs.items():
@@ -188,7 +189,7 @@ class World:
 
     def check_order(self, owner, source, number):
         """An owner's fresh requests of one partition come to memory in their order, also by way of a lane."""
-        if source.topic != "retries":
+        if source.topic != "retries" and number not in self.moved:
             assert number > self.order.get((owner, source), 0) or self.has_inherited
             self.order[owner, source] = number
 
@@ -274,6 +275,7 @@ bounds = {
 
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 1 << 32), crashes=st.booleans(), **bounds)
+@example(seed=3585, crashes=False, lanes=5, records_max=4, unfinished_max=3, marks=False)  # one moves behind its followers
 def test_whatever_comes_bounds_hold_owners_are_apart_and_every_lane_is_free_in_the_end(seed, crashes, **given_bounds):
     world, dice = World(**given_bounds), random.Random(seed)
     names = [name for name in STEPS if crashes or name != "crash"]
