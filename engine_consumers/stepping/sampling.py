@@ -38,11 +38,12 @@ class Drawing:
             self.said[token] += 1
 
 
+@torch.inference_mode()  # type: ignore[untyped-decorator] # as the logits were made: nothing else may write to them
 def draw(logits: Tensor, drawings: Sequence[Drawing]) -> list[int | None]:
     """Draw a token for each request; None where its logits are not finite, which says that its state is spoiled.
 
     Args:
-        logits: [requests, vocabulary].
+        logits: [requests, vocabulary]; penalties are written into them.
         drawings: Theirs, in the same order.
     """
     for n, one in enumerate(drawings):
