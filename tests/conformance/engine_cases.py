@@ -6,14 +6,15 @@ Requests of the cases stay below 512 tokens of context and are answered by at le
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any
 
 import msgspec
 from conformance.engine_harnesses import GREEDY, SLOTS, Harness
+from in_environment import tell_cases
 
 from engine_consumers.engine import Engine, Piece
 from engine_consumers.errors import EngineError
@@ -21,7 +22,6 @@ from schemas.errors import ErrorCode
 from schemas.messages import ChatMessage, InferenceRequest, Sampling, Usage
 
 STEPS_AFTER_ABORT = 2  # the step that runs while the abort comes, and the one already on its way
-CASE_S = 240.0
 AT_ONCE = 32
 
 QUESTION = [ChatMessage("user", "What is the capital of France? Answer in one sentence.")]
@@ -445,15 +445,8 @@ _all: dict[str, Case] = {name.removeprefix("case_"): value for name, value in li
 CASES: dict[str, Case] = {name: case for name, case in _all.items() if name not in _LAST} | {name: _all[name] for name in _LAST}
 
 
-async def run_cases(harness: Harness, names: list[str], tell: Callable[[str], None]) -> None:
-    """Start the engine, run the cases one after another, and tell a line of JSON for each: `case`, `error`, `seconds`."""
-    clock = asyncio.get_running_loop().time
+async def run_cases(harness: Harness, names: list[str], tell: Callable[[str], None] | None = None) -> None:
+    """Start the engine, run the cases one after another, and tell of each; see `in_environment.tell_cases`."""
     await harness.engine.start()
-    for name in names:
-        started, error = clock(), None
-        try:
-            await asyncio.wait_for(CASES[name](harness), CASE_S)
-        except Exception as failure:  # noqa: BLE001 - told to whoever asked for the case
-            error = f"{type(failure).__name__}: {failure}"
-        tell(json.dumps({"case": name, "error": error, "seconds": round(clock() - started, 2)}))
+    await tell_cases({name: partial(CASES[name], harness) for name in names}, tell)
     await harness.engine.close()

@@ -14,14 +14,9 @@ from conformance.engine_cases import CASES, run_cases
 from conformance.engine_harnesses import Harness
 
 
-def tell(line: str) -> None:
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
-
-
 def main() -> None:
     kind, model, *names = sys.argv[1:]
-    asyncio.run(run_cases(Harness(kind, model), names or list(CASES), tell))
+    asyncio.run(run_cases(Harness(kind, model), names or list(CASES)))
 
 
 if __name__ == "__main__":
