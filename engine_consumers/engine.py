@@ -35,6 +35,7 @@ class EngineFigures(Struct, frozen=True):
     """A snapshot of an engine; what it cannot know is None, never zero.
 
     Attributes:
+        is_healthy: Whether it can run requests now; one that is not, and is not dead, comes back by itself.
         running: Requests in the batch.
         waiting: Requests taken in and not yet running.
         kv_cache_usage: Share of the memory for context that is in use, 0 to 1.
@@ -45,6 +46,7 @@ class EngineFigures(Struct, frozen=True):
         gpu_utilization: Share of the last second in which a kernel ran, 0 to 1.
     """
 
+    is_healthy: bool = True
     running: int = 0
     waiting: int = 0
     kv_cache_usage: float | None = None
@@ -85,7 +87,8 @@ class Engine(Protocol):
 
         Raises:
             EngineError: On the first step `context_overflow`, `invalid_request`, `unsupported_feature`, or
-                `capacity_exceeded` while the engine drains; on any step `unhealthy` once the backend is dead, and `internal`.
+                `capacity_exceeded` while the engine drains; on any step `unhealthy` while the backend is away or dead, and
+                `internal`.
         """
 
     async def abort(self, run: str) -> None:

@@ -10,13 +10,14 @@ R = TypeVar("R")
 
 
 class Runs(Generic[R]):
-    """Open runs by name. Death is told once and is final."""
+    """Open runs by name. Death is told once and is final; a backend that is only away comes back."""
 
     def __init__(self) -> None:
         self._open: dict[str, R] = {}
         self._is_ready = False
         self._is_draining = False
         self._death: str | None = None
+        self.away: str | None = None  # why the backend is not there for the time being
         self._dead = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -63,14 +64,16 @@ class Runs(Generic[R]):
             raise EngineError(ErrorCode.INTERNAL, message)
 
     def check_alive(self) -> None:
-        """Check that the backend lives.
+        """Check that the backend is there.
 
         Raises:
-            EngineError: `unhealthy` with the reason of its death.
+            EngineError: `unhealthy` with the reason of its death, or why it is away.
         """
         if self._death is not None:
             message = f"the engine is dead: {self._death}"
             raise EngineError(ErrorCode.UNHEALTHY, message)
+        if self.away is not None:
+            raise EngineError(ErrorCode.UNHEALTHY, self.away)
 
     def add(self, run: str, state: R) -> None:
         """Open a run that was admitted."""

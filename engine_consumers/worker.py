@@ -402,7 +402,7 @@ class Worker:
             worker=self._runner.worker,
             epoch=self._runner.epoch,
             updated_at_ms=self._clock(),
-            is_healthy=not (self._draining or self.engine_died),
+            is_healthy=figures.is_healthy and not (self._draining or self.engine_died),
             partitions=sorted(tp.partition for tp in positions),
             positions={tp.partition: position for tp, position in positions.items()},
             queue_depth=self._hop.used - self._lifecycle.running,

@@ -20,11 +20,11 @@ from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.mailbox import Mailbox
+from engine_consumers.orphans import OrphanGuard
 from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
 from engine_consumers.transformer.loading import Loaded, load
 from engine_consumers.transformer.options import TransformerOptions, model_source
-from engine_consumers.transformer.orphans import OrphanGuard
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError, ErrorCode
 from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP

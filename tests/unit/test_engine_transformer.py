@@ -187,7 +187,7 @@ def test_a_gpu_that_is_not_there_has_no_figures():
 
 WORKER = """
 import subprocess, sys
-from engine_consumers.transformer.orphans import OrphanGuard
+from engine_consumers.orphans import OrphanGuard
 guard = OrphanGuard()
 guard.start()
 core = "import signal, sys; sys.stdout.write('up\\\\n'); sys.stdout.flush(); signal.pause()"

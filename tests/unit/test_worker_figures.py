@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 from memory_stack import TOPICS, config_of, on_stack, prompts
+from msgspec import structs
 
 from engine_consumers.core.completions import AGAIN_MAX, HELD_MAX, Completions
 from engine_consumers.core.pace import WINDOW_S, Pace
+from engine_consumers.errors import EngineError
 from schemas import codecs
 from schemas.errors import ErrorCode
-from schemas.messages import Completion
+from schemas.messages import Completion, InferenceRequest
 
 SERVES = {"admission": {"deadline": "serve"}}  # also what is predicted to come too late
 BATCH = TOPICS.requests("batch")
@@ -212,3 +214,23 @@ def test_the_route_says_why_it_was_placed_there():
     assert [one.outcome for one in route] == ["retried", "failed"]
     assert [one.placement for one in route] == [one.placement for one in sent]
     assert [one.placement for one in back] == [None]
+
+
+def test_nothing_is_sent_to_an_engine_whose_backend_is_away_and_it_is_sent_again_once_that_is_back():
+    async def scenario(stack):
+        worker = await serving(stack)
+        engine = worker._engine
+        engine._runs.away, status = "the server is away", engine.status
+        engine.status = lambda: structs.replace(status(), is_healthy=False)
+        with pytest.raises(EngineError, match="the server is away"):
+            await anext(engine.generate(InferenceRequest(prompt="say"), "run", 1))
+        await asyncio.sleep(2)
+        await stack.produce([b'{"id":"r","prompt":"say","max_output_tokens":2}'])
+        await asyncio.sleep(5)
+        while_away = worker.status(), await stack.read(TOPICS.engine("sim"))
+        engine._runs.away, engine.status = None, status
+        return while_away, await stack.results(1)
+
+    (told, sent), (result,) = on_stack(scenario, config_of(dispatcher={"failover_timeout_ms": 60_000}))
+    assert (told.is_healthy, sent) == (False, [])
+    assert (result.status, [one.outcome for one in result.route]) == ("completed", ["completed"])

@@ -1,8 +1,9 @@
-"""Leaves no process of vLLM behind, however the worker ends.
+"""Leaves no process of an engine's backend behind, however the worker ends.
 
-vLLM's core outlives a worker that was killed with SIGKILL, and holds the GPU's memory against the next one. A small process
-waits on a pipe from the worker: when the pipe closes, for whatever reason, it kills every process that carries the mark which
-the worker's children inherit in their environment. It works where there is a /proc, and does nothing elsewhere.
+vLLM's core outlives a worker that was killed with SIGKILL, and holds the GPU's memory against the next one; so does a Triton
+server. A small process waits on a pipe from the worker: when the pipe closes, for whatever reason, it kills every process that
+carries the mark which the worker's children inherit in their environment. It works where there is a /proc, and does nothing
+elsewhere.
 """
 
 import contextlib
