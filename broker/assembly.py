@@ -52,7 +52,8 @@ class Assembly:
         if self._repeated is None:
             return [self._give(chunk)]
         seen = self._repeated
-        return self._compared(structs.replace(chunk, text=seen.text + chunk.text, token_ids=[*seen.token_ids, *chunk.token_ids]))
+        tokens, logprobs = [*seen.token_ids, *chunk.token_ids], [*seen.logprobs, *chunk.logprobs]
+        return self._compared(structs.replace(chunk, text=seen.text + chunk.text, token_ids=tokens, logprobs=logprobs))
 
     def lose(self) -> None:
         """Something of this run was dropped on the way."""
@@ -64,17 +65,14 @@ class Assembly:
         if not has_output and result.status != "completed":
             return []
         run_id = result.run_id or self._run_id
-        whole = TokenChunk(
-            self._request_id, run_id, self._next_seq, result.output_tokens, result.output_text, result.finish_reason
-        )
+        output = result.output_tokens, result.output_text, result.finish_reason, result.logprobs
+        whole = TokenChunk(self._request_id, run_id, self._next_seq, *output)
         self._run_id = run_id
         given = "".join(self._given_text)
         if self._finished and given == result.output_text:
             return []
         if result.output_text.startswith(given):
-            rest = structs.replace(
-                whole, text=result.output_text[len(given) :], token_ids=result.output_tokens[len(self._given_tokens) :]
-            )
+            rest = self._beyond(whole, given)
             return [self._give(rest)] if rest.text or rest.token_ids or rest.finish_reason else []
         return self._restarted(structs.replace(whole, seq=0))
 
@@ -98,8 +96,13 @@ class Assembly:
         if len(run.text) < len(given) or len(run.token_ids) < len(tokens):  # it ends before what was given does
             return self._restarted(run)
         self._repeated = None
-        rest = structs.replace(run, text=run.text[len(given) :], token_ids=run.token_ids[len(tokens) :])
+        rest = self._beyond(run, given)
         return [self._give(rest)] if rest.text or rest.token_ids or rest.finish_reason else []
+
+    def _beyond(self, run: TokenChunk, given: str) -> TokenChunk:
+        """What a run says beyond what was given."""
+        count = len(self._given_tokens)
+        return structs.replace(run, text=run.text[len(given) :], token_ids=run.token_ids[count:], logprobs=run.logprobs[count:])
 
     def _restarted(self, run: TokenChunk) -> list[StreamItem]:
         self._repeated = None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from broker.openai_logprobs import chat_logprobs, completion_logprobs
 from schemas.codecs import invalid
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import InferenceRequest, InferenceResult
@@ -24,23 +25,21 @@ COMPLETION_TOKENS = 16  # what a completion without `max_tokens` gets from OpenA
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
-_SHARED = frozenset({*_SAMPLING, "model", "stop", "max_tokens", "user", "metadata"})
+_SHARED = frozenset({*_SAMPLING, "model", "stop", "max_tokens", "user", "metadata", "response_format", "logprobs"})
 _TAKEN: Mapping[Endpoint, frozenset[str]] = {
-    CHAT: _SHARED | {"messages", "max_completion_tokens"},
+    CHAT: _SHARED | {"messages", "max_completion_tokens", "top_logprobs"},
     COMPLETIONS: _SHARED | {"prompt"},
 }
 _IDLE: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "stream": (False,),
-    "logprobs": (False,),
     "echo": (False,),
     "store": (False,),
     "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none",),
     "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
 }
 _WORDS = {
@@ -48,9 +47,7 @@ _WORDS = {
     "best_of": "several candidates",
     "tools": "tools",
     "functions": "functions",
-    "logprobs": "log probabilities",
-    "top_logprobs": "log probabilities",
-    "response_format": "structured output",
+    "top_logprobs": "log probabilities; `logprobs` says how many",
     "stream": "a stream",
     "echo": "the prompt's echo",
     "suffix": "insertion",
@@ -90,13 +87,17 @@ def request_of(
     limit = given.get(limit_name, max_tokens or (COMPLETION_TOKENS if endpoint == COMPLETIONS else None))
     if limit is not None:
         raw["max_output_tokens"] = limit
-    raw["sampling"] = _sampling(given)
+    raw["sampling"] = _sampling(given) | _logprobs(endpoint, given)
+    if (form := _output_format(given.get("response_format"))) is not None:
+        raw["output_format"] = form
     if metadata := _metadata(given):
         raw["metadata"] = metadata
     try:
         return msgspec.convert(raw, StrictRequest)
     except msgspec.ValidationError as error:
-        raise _in_their_words(invalid(error, kind=StrictRequest), limit_name) from None
+        theirs = {"max_output_tokens": limit_name, "input_tokens": "prompt", "output_format": "response_format"}
+        theirs |= {"sampling.logprobs": "top_logprobs" if endpoint == CHAT else "logprobs", "sampling.": ""}
+        raise _in_their_words(invalid(error, kind=StrictRequest), theirs) from None
 
 
 def response_body(endpoint: Endpoint, result: InferenceResult, created_s: int, model: str) -> Json:
@@ -113,6 +114,8 @@ def response_body(endpoint: Endpoint, result: InferenceResult, created_s: int, m
         choice["message"] = {"role": "assistant", "content": result.output_text, "refusal": None}
     else:
         choice["text"] = result.output_text
+    if result.logprobs:
+        choice["logprobs"] = (chat_logprobs if endpoint == CHAT else completion_logprobs)(result.logprobs)
     usage = result.usage
     return {
         "id": f"{'chatcmpl' if endpoint == CHAT else 'cmpl'}-{result.request_id}",
@@ -212,6 +215,40 @@ def _sampling(given: Json) -> Json:
     return sampling
 
 
+def _logprobs(endpoint: Endpoint, given: Json) -> Json:
+    """A chat says whether and how many, a completion how many."""
+    asked = given.get("logprobs", False)
+    if endpoint == COMPLETIONS and asked is not False:
+        return {"logprobs": asked}
+    if not isinstance(asked, bool):
+        message = "`logprobs`: expected true or false"
+        raise InvalidMessage(message, "logprobs")
+    count = given.get("top_logprobs", 0)
+    if not asked and count != 0:
+        message = "`top_logprobs`: expected `logprobs` to be true beside it"
+        raise InvalidMessage(message, "top_logprobs")
+    return {"logprobs": count} if asked else {}
+
+
+def _output_format(given: object) -> Json | None:
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind != "json_schema":
+        message = "`response_format.type`: expected one of json_object, json_schema, text"
+        raise InvalidMessage(message, "response_format.type")
+    described = given.get("json_schema") if isinstance(given, dict) else None
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        message = "`response_format.json_schema.schema`: expected an object, the JSON schema"
+        raise InvalidMessage(message, "response_format.json_schema.schema")
+    return {"json_schema": schema}
+
+
 def _metadata(given: Json) -> Json:
     metadata = given.get("metadata", {})
     if not isinstance(metadata, dict):
@@ -220,12 +257,14 @@ def _metadata(given: Json) -> Json:
     return {"user": given["user"], **metadata} if "user" in given else metadata
 
 
-def _in_their_words(error: InvalidMessage, limit_name: str) -> InvalidMessage:
-    """Name the field as the body's author knows it."""
+def _in_their_words(error: InvalidMessage, names: Mapping[str, str]) -> InvalidMessage:
+    """Name the field as the body's author knows it.
+
+    Args:
+        error: What is wrong.
+        names: How our fields begin -> what they are called there.
+    """
     ours = error.param or ""
-    theirs = ours.removeprefix("sampling.")
-    if ours.startswith("max_output_tokens"):
-        theirs = limit_name
-    elif ours.startswith("input_tokens"):
-        theirs = ours.replace("input_tokens", "prompt", 1)
+    begins = next((name for name in names if ours.startswith(name)), "")
+    theirs = names.get(begins, "") + ours.removeprefix(begins)
     return InvalidMessage(error.message.replace(f"`{ours}`", f"`{theirs}`", 1), theirs or None, error.code)

@@ -11,10 +11,11 @@ import math
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Outgoing, Producer
 from engine_consumers.core.stream import Coalescer
+from engine_consumers.engine import Piece
 from schemas import codecs, headers
 from schemas.config import WorkerConfig
 from schemas.headers import Headers
-from schemas.messages import FinishReason, TokenChunk
+from schemas.messages import TokenChunk
 
 log = logging.getLogger("forebay.worker")
 
@@ -28,12 +29,12 @@ class ChunkStream:
         self._publisher, self._chunks, self._partition = publisher, chunks, partition
         self._content_type = headers.MSGPACK if content_type == headers.MSGPACK else headers.JSON
 
-    async def add(self, token_ids: list[int], text: str, finish_reason: FinishReason | None) -> None:
+    async def add(self, piece: Piece) -> None:
         """Take in a piece; write at once what is first, last, or much."""
         now_ms = _now_ms()
-        await self._write(self._chunks.add(token_ids, text, now_ms))
-        if finish_reason is not None:
-            await self._write(self._chunks.finish(finish_reason, now_ms))
+        await self._write(self._chunks.add(piece.token_ids, piece.text, now_ms, piece.logprobs))
+        if piece.finish_reason is not None:
+            await self._write(self._chunks.finish(piece.finish_reason, now_ms))
         elif self._chunks.due_ms is not None:
             self._publisher.later(self)
 

@@ -39,6 +39,7 @@ class Endings:
             status="completed",
             output_text=generation.text,
             output_tokens=generation.token_ids,
+            logprobs=generation.logprobs,
             finish_reason=generation.finish_reason,
             usage=generation.usage,
             timing=generation.timing(),
@@ -94,6 +95,7 @@ class Endings:
             result,
             output_text=generation.text,
             output_tokens=generation.token_ids,
+            logprobs=generation.logprobs,
             finish_reason="abort",
             usage=Usage(generation.usage.input_tokens, len(generation.token_ids)),
         )
@@ -102,7 +104,7 @@ class Endings:
         known = {
             "request_id": job.envelope.id,
             "tenant": job.envelope.tenant,
-            "model": self._config.engines[self._name].model,
+            "model": self._config.answering(self._name, job.request.model),
             "engine": self._name,
             "worker": self._runner.worker,
             "run_id": job.run,

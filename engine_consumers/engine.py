@@ -7,8 +7,9 @@ requests. Names of runs are given by the worker and are unique among the runs th
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from schemas.formats import TokenLogprob
 from schemas.messages import FinishReason, InferenceRequest, Usage
 
 
@@ -23,12 +24,14 @@ class Piece(Struct, frozen=True):
         text: The new text, whole characters only.
         finish_reason: `stop`, `length` or `abort`.
         usage: Tokens of the prompt and of the whole output.
+        logprobs: Of the new tokens, one each, where they were asked for.
     """
 
     token_ids: list[int]
     text: str
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class EngineFigures(Struct, frozen=True):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from engine_consumers.engine import Piece
+from schemas.formats import TokenLogprob
 from schemas.messages import FinishReason, Timing, Usage
 
 MS_PER_S = 1000.0
@@ -22,6 +23,7 @@ class Generation:
         self._first_ms: int | None = None
         self._texts: list[str] = []
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.usage = Usage()
 
@@ -36,6 +38,7 @@ class Generation:
             self._first_ms = self._clock()
         self._texts.append(piece.text)
         self.token_ids += piece.token_ids
+        self.logprobs += piece.logprobs
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
 

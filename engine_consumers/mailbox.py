@@ -1,9 +1,11 @@
 """Between what makes a run's tokens and the caller, who may be slower: what came meanwhile is given in one piece."""
 
 import asyncio
+from collections.abc import Sequence
 
 from engine_consumers.engine import Piece
 from engine_consumers.errors import EngineError
+from schemas.formats import TokenLogprob
 from schemas.messages import FinishReason, Usage
 
 
@@ -13,6 +15,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._prompt_tokens = self._output_tokens = 0
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._text = ""
         self._finish: FinishReason | None = None
         self._error: EngineError | None = None
@@ -27,11 +30,12 @@ class Mailbox:
         """Tell how long the prompt is."""
         self._prompt_tokens = prompt_tokens
 
-    def put(self, token_ids: list[int], text: str, finish: FinishReason | None) -> None:
+    def put(self, token_ids: list[int], text: str, finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """More came; what comes after the end is dropped."""
         if self._finish is not None:
             return
         self._token_ids += token_ids
+        self._logprobs += logprobs
         self._output_tokens += len(token_ids)
         self._text += text
         self._finish = finish
@@ -54,7 +58,7 @@ class Mailbox:
             if not self._token_ids:
                 raise self._error
             self._news.set()
-        token_ids, text = self._token_ids, self._text
-        self._token_ids, self._text = [], ""
+        token_ids, text, logprobs = self._token_ids, self._text, self._logprobs
+        self._token_ids, self._text, self._logprobs = [], "", []
         usage = Usage(self._prompt_tokens, self._output_tokens) if self._finish else None
-        return Piece(token_ids, text, self._finish, usage)
+        return Piece(token_ids, text, self._finish, usage, logprobs)

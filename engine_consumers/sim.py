@@ -17,7 +17,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from engine_consumers.core import babble
-from engine_consumers.core.checks import check_sampling, check_tokens, output_room, parse_options
+from engine_consumers.core.checks import check_features, check_sampling, check_tokens, output_room, parse_options
 from engine_consumers.core.stream import StopText, Utf8Text
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
@@ -149,6 +149,7 @@ class SimEngine:
     async def generate(self, request: InferenceRequest, run: str, seed: int, priority: int = 0) -> AsyncGenerator[Piece, None]:
         """Run a request; see `Engine.generate`."""
         self._runs.admit(run)
+        check_features(request, FEATURES)
         check_sampling(request.sampling)
         check_tokens(request.input_tokens, TOKENS)
         prompt = _rendered(request)

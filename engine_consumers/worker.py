@@ -333,6 +333,7 @@ class Worker:
             request = await self._blobs.fill(job.request)
         except BlobError as error:
             raise EngineError(error.code, error.message, "input_ref") from None
+        request = structs.replace(request, model=self._config.answering(self._name, request.model))
         seed = request.sampling.seed if request.sampling.seed is not None else ids.derived_seed(envelope.id)
         stream = None
         if request.stream and self._chunks is not None:
@@ -352,7 +353,7 @@ class Worker:
                     job.first_s = now_s
                 if stream is not None:
                     job.moved_s = math.inf
-                    await stream.add(piece.token_ids, piece.text, piece.finish_reason)
+                    await stream.add(piece)
                 job.moved_s = loop.time()
 
     # -- background --------------------------------------------------------------------------------------------------------
@@ -410,7 +411,7 @@ class Worker:
             slots=self._spec.slots,
             max_context=figures.max_context,
             trained_context=figures.trained_context,
-            models=sorted({self._spec.model, *self._spec.aliases}),
+            models=sorted(self._spec.names | self._spec.loras),
             features=list(figures.features),
             kv_cache_usage=figures.kv_cache_usage,
             gpu=figures.gpu,

@@ -224,6 +224,17 @@ class EngineConfig(Struct, frozen=True, forbid_unknown_fields=True):
     env: dict[str, str] = field(default_factory=dict)
 
     @property
+    def names(self) -> frozenset[str]:
+        """What its model is called: itself, and by its aliases."""
+        return frozenset({self.model, *self.aliases})
+
+    @property
+    def loras(self) -> frozenset[str]:
+        """The adapters of its model that it serves, each a model by its own name (`options.loras`)."""
+        given = self.options.get("loras")
+        return frozenset(given) if isinstance(given, dict) else frozenset()
+
+    @property
     def is_simulated(self) -> bool:
         """Whether no model runs."""
         return (self.backend or self.kind) == SIMULATED
@@ -260,6 +271,24 @@ class Config(Struct, frozen=True, forbid_unknown_fields=True):
     def pool(self, engine: str) -> str:
         """The pool an engine belongs to."""
         return self.engines[engine].pool or engine
+
+    def resolve(self, model: str) -> str:
+        """Follow the configured aliases of a name to a model, an engine's alias or a class of equivalents."""
+        passed = set()
+        while model in self.aliases and model not in passed:
+            passed.add(model)
+            model = self.aliases[model]
+        return model
+
+    def meant(self, model: str) -> frozenset[str]:
+        """The models, adapters or engines' aliases that a name stands for."""
+        model = self.resolve(model)
+        return frozenset(self.equivalents.get(model, (model,)))
+
+    def answering(self, engine: str, model: str) -> str:
+        """The model by which an engine answers who asks for one: an adapter where only that is meant, else its own."""
+        spec, meant = self.engines[engine], self.meant(model)
+        return spec.model if meant & spec.names else min(meant & spec.loras, default=spec.model)
 
     @property
     def pool_settings(self) -> dict[str, PoolSettings]:

@@ -94,8 +94,11 @@ def _engines(config: "Config") -> Iterator[Finding]:
         path = f"engines.{name}"
         if engine.reserved_slots >= engine.slots:
             yield f"{path}.interactive_slots", f"expected less than its `slots` ({engine.slots}), so that some are left for batch"
-        if AUTO in {engine.model, *engine.aliases}:
+        if AUTO in engine.names:
             yield f"{path}.{'model' if engine.model == AUTO else 'aliases'}", f"{AUTO!r} is what requests say that take any model"
+        for lora in sorted(engine.loras & {AUTO, *engine.names}):
+            taken = "what requests say that take any model" if lora == AUTO else "a name of the engine's model"
+            yield f"{path}.options.loras.{lora}", f"it is {taken}: give the adapter another name"
         if (slices := engine.time_slices) is not None:
             if engine.is_simulated:
                 yield f"{path}.time_slices", "the engine runs no model, and uses no device"
@@ -114,10 +117,13 @@ def _unlike(path: str, engine: "EngineConfig", name: str, first: "EngineConfig")
             mine, its = mine or engine.kind, its or first.kind
         if mine != its:
             yield f"{path}.{field}", f"expected {its!r} as in `engines.{name}`, which is of the same pool, got {mine!r}"
+    if engine.loras != first.loras:
+        its = ", ".join(sorted(first.loras)) or "none"
+        yield f"{path}.options.loras", f"expected the adapters of `engines.{name}`, which is of the same pool: {its}"
 
 
 def _names(config: "Config") -> Iterator[Finding]:
-    models = {name for engine in config.engines.values() for name in (engine.model, *engine.aliases)}
+    models = {name for engine in config.engines.values() for name in engine.names | engine.loras}
     for name, members in config.equivalents.items():
         path = f"equivalents.{name}"
         if name in models or name == AUTO:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, field
 
 from schemas.errors import ErrorCode
+from schemas.formats import LogprobCount, OutputFormat, TokenLogprob
 
 Id = Annotated[str, Meta(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f\x7f]*\Z")]
 Tenant = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,64}\Z")]
@@ -41,7 +42,11 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
-    """How the next token is drawn; the defaults are the model's plain distribution."""
+    """How the next token is drawn; the defaults are the model's plain distribution.
+
+    Attributes:
+        logprobs: Tell of each token how likely it was, beside so many of the likeliest ones there.
+    """
 
     temperature: Annotated[float, Meta(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -51,6 +56,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     seed: Seed | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] = 0.0
+    logprobs: LogprobCount | None = None
 
 
 class BlobRef(Struct, frozen=True, omit_defaults=True):
@@ -77,6 +83,7 @@ class InferenceRequest(Struct, frozen=True, omit_defaults=True):
     Attributes:
         model: A model's name or alias; `auto` takes any.
         max_output_tokens: Upper bound of generated tokens.
+        output_format: The form that the output must have; only engines that can hold to it are asked.
         routing_hint: The kind of engine preferred, or `auto`.
         fallback: Which engines may stand in: `any`, only those with the `same_model`, or `none`.
         slo_latency_ms: Latency wished for; it steers routing and is not a deadline.
@@ -94,6 +101,7 @@ class InferenceRequest(Struct, frozen=True, omit_defaults=True):
     input_ref: BlobRef | None = None
     max_output_tokens: Annotated[int, Meta(ge=1, le=1_000_000)] = DEFAULT_MAX_OUTPUT_TOKENS
     sampling: Sampling = field(default_factory=Sampling)
+    output_format: OutputFormat | None = None
     routing_hint: EngineKind = AUTO
     fallback: Fallback = "any"
     slo_latency_ms: Annotated[int, Meta(ge=1, le=2**40)] | None = None
@@ -116,7 +124,8 @@ class TokenChunk(Struct, frozen=True, omit_defaults=True):
     """A piece of a stream.
 
     `run_id` sorts: a later run supersedes an earlier one, whose chunks a reader drops.
-    Within a run `seq` counts from 0 without gaps; the last chunk has a `finish_reason`.
+    Within a run `seq` counts from 0 without gaps; the last chunk has a `finish_reason`. `logprobs`, where they were asked
+    for, are those of its tokens, in the same order.
     """
 
     request_id: str
@@ -125,6 +134,7 @@ class TokenChunk(Struct, frozen=True, omit_defaults=True):
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Usage(Struct, frozen=True):
@@ -194,7 +204,8 @@ class InferenceResult(Struct, frozen=True, omit_defaults=True):
     """The terminal record: exactly one for each accepted request.
 
     Attributes:
-        output_ref: Where text and tokens lie, as a `BlobOutput`, when they are too large for a record.
+        logprobs: Of each output token, where they were asked for.
+        output_ref: Where text, tokens and logprobs lie, as a `BlobOutput`, when they are too large for a record.
     """
 
     request_id: str
@@ -206,6 +217,7 @@ class InferenceResult(Struct, frozen=True, omit_defaults=True):
     run_id: str | None = None
     output_text: str = ""
     output_tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     output_ref: BlobRef | None = None
     finish_reason: FinishReason | None = None
     usage: Usage = field(default_factory=Usage)
@@ -228,6 +240,7 @@ class BlobOutput(Struct, frozen=True, omit_defaults=True):
 
     output_text: str = ""
     output_tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Completion(Struct, frozen=True, array_like=True):

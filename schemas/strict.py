@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from schemas.formats import OutputFormat
 from schemas.messages import BlobRef, ChatMessage, InferenceRequest, Sampling
 
 
@@ -13,6 +14,10 @@ class StrictChatMessage(ChatMessage, frozen=True, forbid_unknown_fields=True):
 
 class StrictSampling(Sampling, frozen=True, forbid_unknown_fields=True):
     """Sampling parameters without unknown fields."""
+
+
+class StrictOutputFormat(OutputFormat, frozen=True, forbid_unknown_fields=True):
+    """A form without unknown fields; a schema's own are the schema's."""
 
 
 class StrictBlobRef(BlobRef, frozen=True, forbid_unknown_fields=True):
@@ -25,3 +30,4 @@ class StrictRequest(InferenceRequest, frozen=True, forbid_unknown_fields=True):
     messages: Annotated[list[StrictChatMessage], Meta(min_length=1)] | None = None  # type: ignore[assignment]
     input_ref: StrictBlobRef | None = None
     sampling: StrictSampling = field(default_factory=StrictSampling)
+    output_format: StrictOutputFormat | None = None

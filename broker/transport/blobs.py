@@ -160,8 +160,8 @@ class Blobs:
         Raises:
             BlobError: As `write`.
         """
-        ref = await self.write(_encoder.encode(BlobOutput(result.output_text, result.output_tokens)))
-        return structs.replace(result, output_text="", output_tokens=[], output_ref=ref)
+        ref = await self.write(_encoder.encode(BlobOutput(result.output_text, result.output_tokens, result.logprobs)))
+        return structs.replace(result, output_text="", output_tokens=[], logprobs=[], output_ref=ref)
 
     async def output_of(self, result: InferenceResult) -> InferenceResult:
         """Give a result with the output that it names.

@@ -1,9 +1,12 @@
 """How results look: whole as JSON, or on one line for people."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from schemas.formats import TokenLogprob
 from schemas.messages import InferenceResult
 
 _WIDTHS = {"request_id": 26, "status": 9, "tenant": 12, "engine": 12}
@@ -60,6 +63,15 @@ def summary(result: InferenceResult) -> str:
     if timing.tokens_per_second is not None:
         words.append(f"{timing.tokens_per_second:.1f} tokens/s")
     return ", ".join(words)
+
+
+def likelihoods(logprobs: Sequence[TokenLogprob]) -> list[str]:
+    """Each token on a line: how likely it was, in percent, and the likeliest ones there."""
+
+    def one(text: str, logprob: float) -> str:
+        return f"{math.exp(logprob):>7.2%} {plain(repr(text))}"
+
+    return ["  ".join([one(it.text, it.logprob), *(one(other.text, other.logprob) for other in it.top)]) for it in logprobs]
 
 
 def failure(result: InferenceResult) -> str:

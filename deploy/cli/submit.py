@@ -2,22 +2,24 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from broker import Client, ResultStream, StreamRestarted
 from broker.client import TIMEOUT_S
 from broker.requests import prepare, request_bytes_max
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Finite, seconds
-from deploy.cli.show import elsewhere, failure, summary, whole_json
+from deploy.cli.show import elsewhere, failure, likelihoods, summary, whole_json
 from schemas.config import Config
 from schemas.errors import InvalidMessage
 from schemas.messages import InferenceResult
 
 STDIN = "-"
-_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop", "logprobs")
 
 
 @click.command()
@@ -36,6 +38,11 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "stop")
 @click.option("--top-k", type=int, help="Draw from so many of the likeliest tokens.")
 @click.option("--seed", type=int, help="Draw the same tokens again. [default: derived from the id]")
 @click.option("--stop", multiple=True, help="End where the output says this; may be repeated.")
+@click.option("--logprobs", type=int, metavar="N", help="Tell how likely each token was, beside the N likeliest. [up to 20]")
+@click.option(
+    "--json-schema", type=click.Path(dir_okay=False), metavar="FILE", help="The answer is JSON that this schema allows."
+)
+@click.option("--regex", help="The whole answer is matched by this regular expression.")
 @click.option("--routing-hint", "--engine-hint", "routing_hint", metavar="KIND", help="The kind of engine preferred.")
 @click.option("--fallback", help="Which engines may stand in: any, same_model or none.")
 @click.option("--deadline", metavar="RFC3339", help="It expires then: 2026-12-31T23:59:00+01:00.")
@@ -55,6 +62,7 @@ def submit(
         forebay submit "What is a forebay?"
         forebay submit --stream --temperature 0 --raw "Once upon a time"
         forebay submit --json --tenant alice - < prompt.txt
+        forebay submit --regex "yes|no" "Is water wet?"
     """
     fields = _fields(_text(prompt, config), options)
     prepare(fields, {}, bytes_max=request_bytes_max(config))  # what is wrong with it is said before connecting
@@ -70,6 +78,8 @@ def submit(
     if not as_json and (unread := elsewhere(result)):
         click.echo(f"forebay: request {result.request_id} completed, but {unread}", err=True)
         raise SystemExit(1)
+    if not as_json and result.logprobs:
+        click.echo("\n".join(likelihoods(result.logprobs)))
     if not as_json and sys.stderr.isatty():
         click.echo(summary(result), err=True)
 
@@ -114,6 +124,8 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
         raise click.UsageError(message)
     if pairs := given.pop("metadata", ()):
         given["metadata"] = _metadata(pairs)
+    if form := _output_format(given.pop("json_schema", None), given.pop("regex", None)):
+        given["output_format"] = form
     sampling = {name: given.pop(name) for name in _SAMPLING if name in given}
     if sampling:
         given["sampling"] = sampling
@@ -121,6 +133,22 @@ def _fields(text: str, options: dict[str, object]) -> dict[str, Any]:
         return {"prompt": text, **given}
     before = [{"role": "system", "content": system}] if system is not None else []
     return {"messages": [*before, {"role": "user", "content": text}], **given}
+
+
+def _output_format(schema: str | None, regex: str | None) -> dict[str, Any]:
+    if schema is not None and regex is not None:
+        message = "--json-schema and --regex exclude each other: an answer has one form"
+        raise click.UsageError(message)
+    if regex is not None:
+        return {"regex": regex}
+    if schema is None:
+        return {}
+    try:
+        found = msgspec.json.decode(Path(schema).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"--json-schema {schema}: expected a file with a JSON schema, an object: {error}"
+        raise InvalidMessage(message, "output_format.json_schema") from None
+    return {"json_schema": found}
 
 
 def _metadata(pairs: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,8 @@ import msgspec
 from engine_consumers.errors import EngineError
 from schemas.codecs import invalid
 from schemas.errors import ConfigError, ErrorCode
-from schemas.messages import Sampling
+from schemas.features import FIELDS, needed
+from schemas.messages import InferenceRequest, Sampling
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -32,6 +33,19 @@ def check_sampling(sampling: Sampling) -> None:
         param = f"sampling.{found.param}" if found.param else "sampling"
         message = found.message.replace(f"`{found.param}`", f"`{param}`", 1)
         raise EngineError(ErrorCode.INVALID_REQUEST, message, param) from None
+
+
+def check_features(request: InferenceRequest, features: Sequence[str]) -> None:
+    """Check that an engine has what a request needs.
+
+    Raises:
+        EngineError: `unsupported_feature` naming the first that it lacks.
+    """
+    lacking = next((name for name in needed(request) if name not in features), None)
+    if lacking is not None:
+        field = FIELDS[lacking]
+        message = f"`{field}`: the engine has no {lacking}: it has {', '.join(features)}"
+        raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message, field)
 
 
 def check_tokens(token_ids: Sequence[int] | None, vocabulary: int) -> None:

@@ -6,7 +6,10 @@
 import codecs
 from collections.abc import Sequence
 
+from schemas.formats import TokenLogprob
 from schemas.messages import FinishReason, TokenChunk
+
+LOGPROB_BYTES = 64  # of one token's, in JSON
 
 
 class Utf8Text:
@@ -74,7 +77,8 @@ class Coalescer:
         request_id: Of the chunks.
         run_id: Of the chunks.
         chunk_ms: Time that text may wait for more, in milliseconds.
-        bytes_max: UTF-8 bytes that may wait. A chunk is larger by at most one piece.
+        bytes_max: Bytes that may wait: of the text in UTF-8, and about those of log probabilities. A chunk is larger by at
+            most one piece.
     """
 
     def __init__(self, request_id: str, run_id: str, chunk_ms: float, bytes_max: int) -> None:
@@ -85,6 +89,7 @@ class Coalescer:
         self._seq = 0
         self._tokens: list[int] = []
         self._texts: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
         self._bytes = 0
         self._sent_ms: float | None = None
 
@@ -95,13 +100,14 @@ class Coalescer:
             return None
         return self._sent_ms + self._chunk_ms
 
-    def add(self, token_ids: Sequence[int], text: str, now_ms: float) -> TokenChunk | None:
+    def add(self, token_ids: Sequence[int], text: str, now_ms: float, logprobs: Sequence[TokenLogprob] = ()) -> TokenChunk | None:
         """Take a piece and give a chunk where one is due."""
         self._tokens.extend(token_ids)
         if text:
             self._texts.append(text)
             self._bytes += len(text.encode())
-        if self._bytes >= self._bytes_max:
+        self._logprobs.extend(logprobs)
+        if self._bytes + LOGPROB_BYTES * sum(1 + len(one.top) for one in self._logprobs) >= self._bytes_max:
             return self._chunk(now_ms)
         return self.flush(now_ms)
 
@@ -118,8 +124,9 @@ class Coalescer:
         return self._chunk(now_ms, reason)
 
     def _chunk(self, now_ms: float, reason: FinishReason | None = None) -> TokenChunk:
-        chunk = TokenChunk(self._request_id, self._run_id, self._seq, self._tokens, "".join(self._texts), reason)
+        text = "".join(self._texts)
+        chunk = TokenChunk(self._request_id, self._run_id, self._seq, self._tokens, text, reason, self._logprobs)
         self._seq += 1
-        self._tokens, self._texts, self._bytes = [], [], 0
+        self._tokens, self._texts, self._logprobs, self._bytes = [], [], [], 0
         self._sent_ms = now_ms
         return chunk

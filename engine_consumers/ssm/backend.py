@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-from engine_consumers.core.checks import check_sampling, output_room, parse_options
+from engine_consumers.core.checks import check_features, check_sampling, output_room, parse_options
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
@@ -84,6 +84,7 @@ class SsmEngine:
     async def generate(self, request: InferenceRequest, run: str, seed: int, priority: int = 0) -> AsyncGenerator[Piece, None]:
         """Run a request; see `Engine.generate`."""
         self._runs.admit(run)
+        check_features(request, FEATURES)
         check_sampling(request.sampling)
         state = _Run()
         self._runs.add(run, state)

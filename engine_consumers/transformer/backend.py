@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from typing import Any, cast
 
-from engine_consumers.core.checks import check_sampling, output_room, parse_options
+from engine_consumers.core.checks import check_features, check_sampling, output_room, parse_options
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
@@ -23,19 +23,19 @@ from engine_consumers.mailbox import Mailbox
 from engine_consumers.orphans import OrphanGuard
 from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
-from engine_consumers.transformer.loading import Loaded, load
+from engine_consumers.transformer.asking import format_fields, sampling_fields, told
+from engine_consumers.transformer.loading import CLOSE_S, Loaded, load, one_line
 from engine_consumers.transformer.options import TransformerOptions, model_source
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError, ErrorCode
-from schemas.features import CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP
-from schemas.messages import FinishReason, InferenceRequest, Sampling
+from schemas.features import CHAT, FIELDS, INPUT_TOKENS, JSON_SCHEMA, LOGPROBS, PENALTIES, PRIORITY, REGEX, SEED, STOP
+from schemas.messages import FinishReason, InferenceRequest
 
 log = logging.getLogger("forebay.engine")
 
-FEATURES = (CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP)
+FEATURES = (CHAT, INPUT_TOKENS, JSON_SCHEMA, LOGPROBS, PENALTIES, PRIORITY, REGEX, SEED, STOP)
 WATCH_S = 0.1
 ABORT_AGAIN_S = 0.02
-CLOSE_S = 20.0
 DEATH = "vLLM's core process ended"
 BYTES_PER_TOKEN = 4  # of text, for estimates only
 
@@ -48,7 +48,7 @@ class _Run:
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
         self.mail = Mailbox()
-        self.is_aborted = False
+        self.is_aborted = self.has_begun = False
         self.pump: asyncio.Task[None] | None = None
 
 
@@ -62,7 +62,7 @@ class TransformerEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = parse_options(TransformerOptions, config.options)
-        self._model = model_source(config)
+        self._arguments = self._options.arguments(model_source(config), config.slots)
         if config.time_slices is not None:
             message = "`time_slices`: vLLM steps by itself and takes no turns yet: give it a device of its own"
             raise ConfigError(message)
@@ -76,9 +76,8 @@ class TransformerEngine:
 
     async def start(self) -> None:
         """Load the model; see `Engine.start`."""
-        arguments = self._options.arguments(self._model, self._config.slots)
         self._guard.start()
-        self._loaded = loaded = await load(arguments, self._options.start_timeout_s)
+        self._loaded = loaded = await load(self._arguments, self._options.loras, self._options.start_timeout_s)
         self._prompts = Prompts(loaded.tokenizer, loaded.vocabulary, self._options.chat_template)
         device = first_visible() if loaded.is_cuda else None
         self._probe = None if device is None else GpuProbe(device)
@@ -89,6 +88,7 @@ class TransformerEngine:
     async def generate(self, request: InferenceRequest, run: str, seed: int, priority: int = 0) -> AsyncGenerator[Piece, None]:
         """Run a request; see `Engine.generate`."""
         self._runs.admit(run)
+        check_features(request, FEATURES)
         check_sampling(request.sampling)
         state = _Run(f"{run}#{next(self._numbers)}")
         self._runs.add(run, state)
@@ -122,7 +122,7 @@ class TransformerEngine:
             running=running,
             waiting=len(self._runs) - running,
             kv_cache_usage=loaded.stats.kv_cache_usage if len(self._runs) else 0.0,
-            models=(self._config.model, *self._config.aliases),
+            models=(*self._config.names, *self._config.loras),
             max_context=loaded.max_context,
             trained_context=loaded.trained_context,
             features=features,
@@ -187,34 +187,45 @@ class TransformerEngine:
             if state.is_aborted:
                 state.mail.put([], "", "abort")
                 return
-            sampling = loaded.sampling_params(**_sampling(request.sampling, seed, room))
-            prompt = loaded.prompt(token_ids)
-            async for output in loaded.llm.generate(prompt, sampling, request_id=state.engine_id, priority=priority):
-                self._deliver(state, output)
+            form = request.output_format
+            sampling = loaded.sampling_params(
+                **sampling_fields(request.sampling, seed, room),
+                structured_outputs=None if form is None else loaded.output_format(**format_fields(form)),
+            )
+            named = {"request_id": state.engine_id, "priority": priority, "lora_request": loaded.loras.get(request.model)}
+            async for output in loaded.llm.generate(loaded.prompt(token_ids), sampling, **named):
+                self._deliver(state, request, output)
         except EngineError as error:
             state.mail.fail(error)
         except Exception as error:  # noqa: BLE001 - whatever vLLM raises ends this run, told by its kind
-            state.mail.fail(self._judge(error, loaded))
+            state.mail.fail(self._judge(error, request, loaded))
         finally:
             self._runs.remove(run, state)
 
-    def _deliver(self, state: _Run, output: Any) -> None:  # noqa: ANN401 - vLLM's RequestOutput
+    def _deliver(self, state: _Run, request: InferenceRequest, output: Any) -> None:  # noqa: ANN401 - vLLM's RequestOutput
         completion = output.outputs[0]
-        reason = completion.finish_reason
+        reason, token_ids = completion.finish_reason, list(completion.token_ids)
         if reason is not None and reason not in _FINISH:
-            message = f"vLLM ended the request with {reason!r}"
-            state.mail.fail(EngineError(ErrorCode.INTERNAL, message))
+            if request.output_format is not None and not state.has_begun:  # its core could not make a grammar of it
+                state.mail.fail(_bad_format(request, "it is too much for it, or holds what it does not know"))
+            else:
+                message = f"vLLM ended the request with {reason!r}"
+                state.mail.fail(EngineError(ErrorCode.INTERNAL, message))
             return
-        state.mail.put(list(completion.token_ids), completion.text, _FINISH[reason] if reason else None)
+        state.has_begun = state.has_begun or bool(token_ids)
+        logprobs = told(token_ids, completion.logprobs, request.sampling.logprobs)
+        state.mail.put(token_ids, completion.text, _FINISH[reason] if reason else None, logprobs)
 
-    def _judge(self, error: Exception, loaded: Loaded) -> EngineError:
+    def _judge(self, error: Exception, request: InferenceRequest, loaded: Loaded) -> EngineError:
         if isinstance(error, loaded.dead_errors) or loaded.llm.errored:
             self._fail_all(DEATH)
             return EngineError(ErrorCode.UNHEALTHY, f"the engine is dead: {self._runs.death}")
         if isinstance(error, loaded.full_errors):
             return EngineError(ErrorCode.CAPACITY_EXCEEDED, f"vLLM's queue is full: {error}")
         if isinstance(error, loaded.client_errors):
-            return EngineError(ErrorCode.INVALID_REQUEST, f"vLLM refuses the request: {error}")
+            if request.output_format is not None:  # the rest was checked before
+                return _bad_format(request, one_line(error))
+            return EngineError(ErrorCode.INVALID_REQUEST, f"vLLM refuses the request: {one_line(error)}")
         log.error("run_failed kind=transformer error=%r cause=%r", error, error.__cause__)
         return EngineError(ErrorCode.INTERNAL, f"vLLM failed: {error or type(error).__name__}")
 
@@ -241,15 +252,6 @@ class TransformerEngine:
                 state.pump.cancel()
 
 
-def _sampling(sampling: Sampling, seed: int, room: int) -> dict[str, Any]:
-    return {
-        "max_tokens": room,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "stop": list(sampling.stop),
-        "seed": seed,
-    }
+def _bad_format(request: InferenceRequest, why: str) -> EngineError:
+    field = FIELDS[REGEX if request.output_format is None or request.output_format.json_schema is None else JSON_SCHEMA]
+    return EngineError(ErrorCode.INVALID_REQUEST, f"`{field}`: vLLM makes no grammar of it: {why}", field)

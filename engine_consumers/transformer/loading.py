@@ -8,8 +8,9 @@ import inspect
 import logging
 import os
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from engine_consumers.threads import in_thread
 from schemas.errors import ConfigError, ErrorCode
 
 log = logging.getLogger("forebay.engine")
+
+CLOSE_S = 20.0
 
 T = TypeVar("T")
 
@@ -43,6 +46,8 @@ class Loaded:
     kv_bytes_per_token: int
     is_cuda: bool
     sampling_params: Callable[..., Any]
+    output_format: Callable[..., Any]
+    loras: dict[str, Any]
     prompt: Callable[[list[int]], Any]
     dead_errors: tuple[type[Exception], ...]
     full_errors: tuple[type[Exception], ...]
@@ -58,11 +63,12 @@ class Loaded:
             log.warning("engine_close_slow kind=transformer timeout_s=%.0f", timeout_s)
 
 
-async def load(arguments: dict[str, Any], timeout_s: float) -> Loaded:
+async def load(arguments: dict[str, Any], loras: Mapping[str, str], timeout_s: float) -> Loaded:
     """Start vLLM.
 
     Args:
         arguments: Of vLLM's `AsyncEngineArgs`.
+        loras: Adapters that it is to hold, name -> folder.
         timeout_s: Time that importing and loading may take.
 
     Raises:
@@ -72,18 +78,21 @@ async def load(arguments: dict[str, Any], timeout_s: float) -> Loaded:
     _set_environment(arguments["model"], timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            loaded = await in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments)))
+            loaded = await in_thread(lambda: _out_of_reach(lambda: _bring_up(arguments, loras)))
+            await _load_adapters(loaded)
     except TimeoutError:
         message = f"vLLM did not come up within {timeout_s:.0f} s (`options.start_timeout_s`)"
         raise EngineError(ErrorCode.UNHEALTHY, message) from None
     except ImportError as error:
         message = f"`kind`: vLLM cannot be imported here: {error}: run the worker in the engine's own environment"
         raise ConfigError(message) from error
+    except ConfigError:
+        raise
     except (ValueError, TypeError, OSError) as error:
-        message = f"`options`: vLLM refuses the settings or the model: {_one_line(error)}"
+        message = f"`options`: vLLM refuses the settings or the model: {one_line(error)}"
         raise ConfigError(message) from error
     except Exception as error:
-        message = f"vLLM did not come up: {_one_line(error)}"
+        message = f"vLLM did not come up: {one_line(error)}"
         raise EngineError(ErrorCode.UNHEALTHY, message) from error
     if inspect.isawaitable(loaded.tokenizer):
         loaded.tokenizer = await loaded.tokenizer
@@ -113,15 +122,38 @@ def _out_of_reach(work: Callable[[], T]) -> T:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _bring_up(arguments: dict[str, Any]) -> Loaded:
+async def _load_adapters(loaded: Loaded) -> None:
+    """Read all adapters now, so that one which does not fit the model stops the start and not a request."""
+    try:
+        for name, adapter in loaded.loras.items():
+            try:
+                await loaded.llm.add_lora(adapter)
+            except loaded.dead_errors:
+                raise
+            except Exception as error:  # whatever vLLM raises in its core is told of the adapter
+                message = f"`options.loras.{name}`: vLLM refuses the adapter in {adapter.path}: {one_line(error)}"
+                raise ConfigError(message) from error
+    except BaseException:
+        await loaded.shutdown(CLOSE_S)
+        raise
+
+
+def _bring_up(arguments: dict[str, Any], loras: Mapping[str, str]) -> Loaded:
     import vllm.exceptions  # noqa: PLC0415 - only here, and slow
     from vllm import SamplingParams  # noqa: PLC0415
     from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
-    from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams  # noqa: PLC0415
     from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
     from vllm.v1.engine.exceptions import EngineDeadError  # noqa: PLC0415
 
+    known = [one.name for one in fields(AsyncEngineArgs)]
+    if unknown := [name for name in arguments if name not in known]:
+        near = get_close_matches(unknown[0], known, n=3)
+        hint = f": did you mean {' or '.join(near)}?" if near else ""
+        message = f"`options.engine_args.{unknown[0]}`: vLLM {vllm.__version__} has no such argument{hint}"
+        raise ConfigError(message)
     stats = Stats()
     llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[_stat_logger(stats)])
     model = llm.model_config
@@ -136,6 +168,11 @@ def _bring_up(arguments: dict[str, Any]) -> Loaded:
         kv_bytes_per_token=_kv_bytes_per_token(llm.vllm_config),
         is_cuda=current_platform.is_cuda(),
         sampling_params=lambda **given: SamplingParams(output_kind=RequestOutputKind.DELTA, **given),
+        output_format=StructuredOutputsParams,
+        loras={
+            name: LoRARequest(name, number, str(Path(folder).expanduser()))
+            for number, (name, folder) in enumerate(loras.items(), start=1)
+        },
         prompt=_prompt_maker(),
         dead_errors=(EngineDeadError,),
         full_errors=tuple(getattr(errors, n) for n in ("QueueOverflowError", "MaxQueuedTokensError") if hasattr(errors, n)),
@@ -181,5 +218,6 @@ def _kv_bytes_per_token(config: Any) -> int:  # noqa: ANN401 - vLLM's VllmConfig
     return int(2 * values * width * ranks)
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length."""
     return " ".join(str(error).split())[:500] or type(error).__name__

@@ -4,12 +4,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 
+from engine_consumers.transformer.adapters import lora_arguments
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
+
+OURS = ("chat_template", "engine_args", "loras", "start_timeout_s")
+# What no option says; none of it may come in by another way, or what is told of the engine would not be true.
+SET_ELSEWHERE = {
+    "model": "`model` or `model_path` of the engine says it",
+    "max_num_seqs": "`slots` of the engine says it",
+    "scheduling_policy": "it is always priority",
+    "disable_log_stats": "the figures go to the engine's status",
+    "enable_log_requests": "the worker's log names requests",
+    "scheduler_cls": "`time_slices` of the engine sets it where it is needed",
+    "enable_lora": "`options.loras` says it",
+    "served_model_name": "`model` and `aliases` of the engine say it",
+}
 
 
 class TransformerOptions(Struct, frozen=True, omit_defaults=True):
@@ -17,6 +31,8 @@ class TransformerOptions(Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         chat_template: Folder's file or text of a template, for models that bring none.
+        engine_args: Whatever else vLLM's engine takes, by its own names.
+        loras: Adapters of the model, name -> folder. Requests ask for one as for a model, by its name.
         start_timeout_s: Time that loading may take.
         max_num_batched_tokens: Tokens of one step; a longer prompt is read in several.
     """
@@ -43,6 +59,8 @@ class TransformerOptions(Struct, frozen=True, omit_defaults=True):
     seed: Annotated[int, Meta(ge=0)] | None = None
     generation_config: str | None = None
     chat_template: str | None = None
+    loras: dict[Annotated[str, Meta(min_length=1, max_length=256)], str] = field(default_factory=dict)
+    engine_args: dict[str, Any] = field(default_factory=dict)
     start_timeout_s: Annotated[float, Meta(gt=0, le=7_200)] = 900.0
 
     def arguments(self, model: str, slots: int) -> dict[str, Any]:
@@ -51,11 +69,22 @@ class TransformerOptions(Struct, frozen=True, omit_defaults=True):
         Args:
             model: Folder or hub name.
             slots: Requests that run at once.
+
+        Raises:
+            ConfigError: `engine_args` holds what is said elsewhere, or a folder of `loras` no adapter.
         """
-        ours = ("chat_template", "start_timeout_s")
-        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None and name not in ours}
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None and name not in OURS}
+        for name in self.engine_args:
+            elsewhere = SET_ELSEWHERE.get(name) or (f"`options.{name}` says it" if name in self.__struct_fields__ else None)
+            if elsewhere is not None:
+                message = f"`options.engine_args.{name}`: it does not stand here: {elsewhere}"
+                raise ConfigError(message)
         return {
+            # By itself vLLM may check a form with one library and hold to it with another; and models may go on with blanks.
+            "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
             **given,
+            **lora_arguments(self.loras),
+            **self.engine_args,
             "model": model,
             "max_num_seqs": slots,
             "scheduling_policy": "priority",  # orders what waits in vLLM; it preempts nothing for it (vllm#40004)

@@ -7,98 +7,22 @@ Requests of the cases stay below 512 tokens of context and are answered by at le
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
-from typing import Any
 
 import msgspec
+from conformance import engine_feature_cases
 from conformance.engine_harnesses import GREEDY, SLOTS, Harness
+from conformance.engine_runs import asking, fresh_name, idle, open_run, refusal, rest, run, same
 from in_environment import tell_cases
 
-from engine_consumers.engine import Engine, Piece
 from engine_consumers.errors import EngineError
 from schemas.errors import ErrorCode
-from schemas.messages import ChatMessage, InferenceRequest, Sampling, Usage
+from schemas.messages import ChatMessage, InferenceRequest, Usage
 
 STEPS_AFTER_ABORT = 2  # the step that runs while the abort comes, and the one already on its way
 AT_ONCE = 32
 
 QUESTION = [ChatMessage("user", "What is the capital of France? Answer in one sentence.")]
-
-_names = count(1)
-
-
-@dataclass
-class Output:
-    """What one run gave."""
-
-    pieces: list[Piece] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for piece in self.pieces for token in piece.token_ids]
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.pieces[-1].finish_reason if self.pieces else None
-
-    @property
-    def usage(self) -> Usage | None:
-        return self.pieces[-1].usage if self.pieces else None
-
-
-def asking(text: str, tokens: int, **sampling: Any) -> InferenceRequest:
-    return InferenceRequest(prompt=text, max_output_tokens=tokens, sampling=Sampling(**{"temperature": 0.0, **sampling}))
-
-
-def fresh_name() -> str:
-    return f"run-{next(_names)}"
-
-
-async def run(engine: Engine, request: InferenceRequest, seed: int = 1, priority: int = 0, name: str | None = None) -> Output:
-    output = Output()
-    async for piece in engine.generate(request, name or fresh_name(), seed, priority):
-        output.pieces.append(piece)
-    return output
-
-
-async def refusal(engine: Engine, request: InferenceRequest) -> EngineError:
-    try:
-        output = await run(engine, request)
-    except EngineError as error:
-        return error
-    message = f"{request} was not refused but answered {output.text!r}"
-    raise AssertionError(message)
-
-
-async def open_run(engine: Engine, request: InferenceRequest, pieces: int, priority: int = 0):
-    """Start a run and read some pieces; give its generator, its name and what came."""
-    name, output = fresh_name(), Output()
-    generator = engine.generate(request, name, 1, priority)
-    for _ in range(pieces):
-        output.pieces.append(await anext(generator))
-    return generator, name, output
-
-
-async def rest(generator, output: Output) -> Output:
-    async for piece in generator:
-        output.pieces.append(piece)
-    return output
-
-
-def same(got: object, wanted: object, what: str = "value") -> None:
-    assert got == wanted, f"{what}: expected {wanted!r}, got {got!r}"
-
-
-def idle(harness: Harness) -> None:
-    figures = harness.engine.status()
-    same((figures.running, figures.waiting, figures.kv_cache_usage), (0, 0, 0.0), "running, waiting and cache usage when idle")
-    same(harness.backend_open(), 0, "requests left in the backend")
 
 
 async def case_pieces_make_up_the_whole(harness: Harness) -> None:
@@ -441,7 +365,8 @@ async def case_drain(harness: Harness) -> None:
 
 Case = Callable[[Harness], Awaitable[None]]
 _LAST = ("death", "drain")
-_all: dict[str, Case] = {name.removeprefix("case_"): value for name, value in list(globals().items()) if name.startswith("case_")}
+_found = {**globals(), **vars(engine_feature_cases)}
+_all: dict[str, Case] = {name.removeprefix("case_"): value for name, value in _found.items() if name.startswith("case_")}
 CASES: dict[str, Case] = {name: case for name, case in _all.items() if name not in _LAST} | {name: _all[name] for name in _LAST}
 
 

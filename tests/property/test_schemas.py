@@ -23,6 +23,7 @@ from schemas import (
     codecs,
     headers,
 )
+from schemas.formats import Alternative, OutputFormat, TokenLogprob
 from schemas.messages import RUN_HOPS_MAX, run_id
 from schemas.strict import StrictRequest
 
@@ -47,6 +48,20 @@ SAMPLING = st.builds(
     seed=st.none() | INT63,
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),
+    logprobs=st.none() | st.integers(0, 20),
+)
+FORMATS = st.builds(OutputFormat, json_schema=st.dictionaries(TEXT, TEXT | INT32 | st.none())) | st.builds(
+    OutputFormat, regex=SOME_TEXT
+)
+LOGPROBS = st.lists(
+    st.builds(
+        TokenLogprob,
+        token=INT32,
+        text=TEXT,
+        logprob=st.floats(-9_999, 0),
+        top=st.lists(st.builds(Alternative, token=INT32, text=TEXT, logprob=st.floats(-9_999, 0)), max_size=3),
+    ),
+    max_size=3,
 )
 INPUTS = st.one_of(
     st.fixed_dictionaries({"prompt": SOME_TEXT}),
@@ -71,6 +86,7 @@ def requests(draw):
         model=draw(SOME_TEXT),
         max_output_tokens=draw(st.integers(1, 1_000_000)),
         sampling=draw(SAMPLING),
+        output_format=draw(st.none() | FORMATS),
         routing_hint=draw(KINDS),
         fallback=draw(st.sampled_from(["any", "same_model", "none"])),
         slo_latency_ms=draw(st.none() | st.integers(1, 2**40)),
@@ -95,6 +111,7 @@ RESULTS = st.builds(
     run_id=st.none() | TEXT,
     output_text=TEXT,
     output_tokens=st.lists(INT32),
+    logprobs=LOGPROBS,
     finish_reason=FINISHES,
     usage=st.builds(Usage, input_tokens=INT63, output_tokens=INT63),
     timing=st.builds(Timing, queued_ms=FIGURES, ttft_ms=FIGURES, latency_ms=FIGURES, tokens_per_second=FIGURES),
@@ -103,7 +120,14 @@ RESULTS = st.builds(
     metadata=METADATA,
 )
 CHUNKS = st.builds(
-    TokenChunk, request_id=TEXT, run_id=TEXT, seq=INT63, token_ids=st.lists(INT32), text=TEXT, finish_reason=FINISHES
+    TokenChunk,
+    request_id=TEXT,
+    run_id=TEXT,
+    seq=INT63,
+    token_ids=st.lists(INT32),
+    text=TEXT,
+    finish_reason=FINISHES,
+    logprobs=LOGPROBS,
 )
 STATUS = st.builds(
     EngineStatus,

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from broker.transport.blobs import BlobError, Blobs
 from schemas import ConfigError, ErrorCode, InferenceRequest, InferenceResult, InvalidMessage, codecs, parse_config
+from schemas.formats import Alternative, TokenLogprob
 from schemas.messages import BlobRef, ChatMessage
 
 
@@ -44,13 +45,14 @@ def test_an_input_comes_back_as_it_was(tmp_path, given):
 def test_an_output_comes_back_as_it_was(tmp_path):
     blobs = blobs_in(tmp_path)
     result = InferenceResult("a", "completed", output_text="long", output_tokens=[1, 2], finish_reason="stop")
+    result = structs.replace(result, logprobs=[TokenLogprob(1, "lo", -0.5, [Alternative(3, "x", -1.0)])])
 
     async def there_and_back():
         small = await blobs.put_output(result)
         return small, await blobs.output_of(codecs.decode_result(codecs.encode(small)))
 
     small, whole = asyncio.run(there_and_back())
-    assert (small.output_text, small.output_tokens) == ("", [])
+    assert (small.output_text, small.output_tokens, small.logprobs) == ("", [], [])
     assert structs.replace(whole, output_ref=None) == result
 
 

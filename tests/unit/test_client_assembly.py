@@ -6,29 +6,36 @@ from hypothesis import strategies as st
 from broker import StreamRestarted
 from broker.assembly import Assembly
 from schemas import InferenceResult, TokenChunk
+from schemas.formats import TokenLogprob
+
+
+def likely(text):
+    return [TokenLogprob(ord(c), c, -1.0) for c in text]
 
 
 def chunks(run, *texts, end="stop", first=0):
-    made = [TokenChunk("r", run, first + n, [ord(c) for c in text], text) for n, text in enumerate(texts)]
+    made = [TokenChunk("r", run, first + n, [ord(c) for c in t], t, logprobs=likely(t)) for n, t in enumerate(texts)]
     if end:
         made.append(TokenChunk("r", run, first + len(texts), [], "", end))
     return made
 
 
 def result(text, run="1", status="completed"):
-    return InferenceResult("r", status, run_id=run, output_text=text, output_tokens=[ord(c) for c in text], finish_reason="stop")
+    said = {"output_text": text, "output_tokens": [ord(c) for c in text], "logprobs": likely(text)}
+    return InferenceResult("r", status, run_id=run, finish_reason="stop", **said)
 
 
 def play(*events):
     """What a reader makes of it: text, tokens and number of restarts, as someone who prints would keep them."""
-    assembly, text, tokens, restarts = Assembly("r"), "", [], 0
+    assembly, text, tokens, logprobs, restarts = Assembly("r"), "", [], [], 0
     for event in events:
         for item in assembly.result(event) if isinstance(event, InferenceResult) else assembly.chunk(event):
             if isinstance(item, StreamRestarted):
-                text, tokens, restarts = "", [], restarts + 1
+                text, tokens, logprobs, restarts = "", [], [], restarts + 1
             else:
-                text, tokens = text + item.text, tokens + item.token_ids
+                text, tokens, logprobs = text + item.text, tokens + item.token_ids, logprobs + item.logprobs
     assert tokens == [ord(c) for c in text]
+    assert logprobs == likely(text)
     return text, restarts
 
 

@@ -44,6 +44,12 @@ def engines(**changes):
             {"tenants": {"a": {"requests_per_s": 2}}, "dispatcher": {"cell": {"requests_per_s_max": 1}}},
             "`dispatcher.cell.requests_per_s_max`: expected at least the 2 that all tenants together are guaranteed, got 1",
         ),
+        # adapters
+        (
+            {"engines": {"a": LLAMA | {"options": {"loras": {"fast": "/f"}}}}},
+            "`engines.a.options.loras.fast`: it is a name of the engine's model: give the adapter another name",
+        ),
+        (engines(options={"loras": {"sql": "/f"}}), "`engines.more.options.loras`: expected the adapters of `engines.llama`"),
         # time slices
         ({"engines": {"a": LLAMA | {"time_slices": {}}}}, "`engines.a.time_slices.device`: required field is missing"),
         (
@@ -144,3 +150,21 @@ def test_what_agrees_is_taken():
         }
     )
     assert config.pools == ["llama", "mamba"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ("sql", "sql"),
+        ("law", "law"),
+        ("queries", "sql"),
+        ("fast", "llama"),
+        ("auto", "llama"),
+        ("mamba", "llama"),
+        ("any", "llama"),
+    ],
+)
+def test_an_adapter_answers_only_where_it_is_meant(asked, answers):
+    llama = LLAMA | {"options": {"loras": {"sql": "/sql", "law": "/law"}}}
+    raw = {"engines": {"llama": llama, "mamba": MAMBA}, "aliases": {"queries": "sql"}, "equivalents": {"any": ["sql", "llama"]}}
+    assert parse_config(raw).answering("llama", asked) == answers

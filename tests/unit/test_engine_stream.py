@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_consumers.core.stream import Coalescer, StopText, Utf8Text
+from schemas.formats import Alternative, TokenLogprob
 
 letters = st.text(alphabet="ab💧", max_size=24)
 stop_lists = st.lists(st.text(alphabet="ab💧", min_size=1, max_size=4), max_size=3)
@@ -122,3 +123,12 @@ def test_the_last_chunk_carries_what_waits(reason):
     chunks.add([2], "b", 1)
     last = chunks.finish(reason, 2)
     assert (last.seq, last.token_ids, last.text, last.finish_reason) == (1, [2], "b", reason)
+
+
+def test_log_probabilities_go_with_their_tokens_and_fill_a_chunk():
+    chunks = coalescer(chunk_ms=1_000, bytes_max=200)
+    one, wide = TokenLogprob(1, "a", -0.5), TokenLogprob(2, "b", -0.5, [Alternative(3, "c", -1.0)] * 3)
+    assert chunks.add([1], "a", 0, [one]).logprobs == [one]
+    assert chunks.add([1], "a", 1, [one]) is None
+    assert chunks.add([2], "b", 2, [wide]).logprobs == [one, wide]
+    assert chunks.finish("stop", 3).logprobs == []

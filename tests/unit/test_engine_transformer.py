@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
 
@@ -11,9 +12,11 @@ from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.prompts import Prompts
 from engine_consumers.transformer import TransformerEngine
+from engine_consumers.transformer.asking import told
 from engine_consumers.transformer.options import TransformerOptions
 from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError, ErrorCode
+from schemas.formats import Alternative, TokenLogprob
 from schemas.messages import ChatMessage, InferenceRequest
 
 
@@ -56,7 +59,61 @@ def test_only_what_was_set_is_passed_on():
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "enable_log_requests": False,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
+
+
+def test_what_vllm_takes_besides_is_passed_on_and_goes_before_what_is_set_for_it():
+    given = {"max_num_partial_prefills": 2, "structured_outputs_config": {"backend": "guidance"}}
+    arguments = TransformerOptions(engine_args=given).arguments("folder", slots=6)
+    assert {name: arguments[name] for name in given} == given
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("max_num_seqs", "`slots` of the engine"), ("scheduler_cls", "`time_slices`"), ("dtype", r"`options\.dtype`")],
+)
+def test_what_is_said_elsewhere_does_not_come_in_with_the_rest(name, message):
+    with pytest.raises(ConfigError, match=rf"`options\.engine_args\.{name}`: it does not stand here: {message}"):
+        engine_of(engine_args={name: 1})
+
+
+def adapter(folder, written):
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(written)
+    return str(folder)
+
+
+def test_room_is_made_for_the_adapters_of_the_largest_rank(tmp_path):
+    loras = {"sql": adapter(tmp_path / "a", '{"r": 4}'), "law": adapter(tmp_path / "b", '{"r": 33}')}
+    arguments = TransformerOptions(loras=loras).arguments("folder", slots=6)
+    assert (arguments["enable_lora"], arguments["max_loras"], arguments["max_lora_rank"]) == (True, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [("{}", "has no rank `r`"), ("{", "cannot be read"), ('{"r": 513}', "a rank `r` of 1 to 512, got 513"), ("[]", "no rank")],
+)
+def test_an_adapter_that_cannot_be_one_is_named(tmp_path, written, message):
+    with pytest.raises(ConfigError, match=rf"`options\.loras\.sql`: .*{message}"):
+        engine_of(loras={"sql": adapter(tmp_path / "a", written)})
+    with pytest.raises(ConfigError, match=r"`options\.loras\.sql`: expected a folder with an adapter"):
+        engine_of(loras={"sql": str(tmp_path / "none")})
+
+
+class Told(NamedTuple):
+    """As vLLM tells of a token."""
+
+    logprob: float
+    rank: int
+    decoded_token: str | None
+
+
+def test_what_is_told_of_a_token_is_its_own_likelihood_and_the_likeliest_ones():
+    there = {5: Told(-4.0, 9, "e"), 1: Told(-0.1, 1, "a"), 2: Told(float("-inf"), 2, None)}
+    assert told([5], [there], 2) == [TokenLogprob(5, "e", -4.0, [Alternative(1, "a", -0.1), Alternative(2, "", -9_999.0)])]
+    assert told([5], [there], 0) == [TokenLogprob(5, "e", -4.0)]
+    assert told([5], None, None) == []
 
 
 def test_without_vllm_the_start_says_where_to_run():
@@ -220,19 +277,19 @@ def core(ready):
     ready.set()
     time.sleep(60)
 
-def bring_up(arguments):
+def bring_up(arguments, loras):
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     process = context.Process(target=core, args=(ready,), daemon=True)
     process.start()
     assert ready.wait(30)
-    return type("Loaded", (), {"tokenizer": None, "process": process})
+    return type("Loaded", (), {"tokenizer": None, "process": process, "loras": loras})
 
 async def main():
     came = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, came.set)
     loading._bring_up = bring_up
-    process = (await loading.load({"model": "m"}, 60.0)).process
+    process = (await loading.load({"model": "m"}, {}, 60.0)).process
     os.killpg(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(came.wait(), 10)
     process.join(1.0)

@@ -5,6 +5,7 @@ import pytest
 
 from broker import openai
 from schemas.errors import ErrorCode, InvalidMessage
+from schemas.formats import Alternative, TokenLogprob
 from schemas.messages import DEFAULT_MAX_OUTPUT_TOKENS, InferenceResult, Usage
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -64,7 +65,15 @@ def test_a_model_given_beside_the_body_goes_before_the_bodys():
 
 
 def test_fields_that_do_nothing_or_are_null_count_as_not_given():
-    idle = {"n": 1, "stream": False, "logprobs": False, "tools": None, "response_format": {"type": "text"}, "logit_bias": {}}
+    idle = {
+        "n": 1,
+        "stream": False,
+        "logprobs": False,
+        "top_logprobs": 0,
+        "tools": None,
+        "response_format": {"type": "text"},
+        "logit_bias": {},
+    }
     assert chat(**idle) == chat()
     assert complete(best_of=1, echo=False, suffix=None, stop=None, max_tokens=None) == complete()
 
@@ -78,17 +87,14 @@ def test_fields_that_do_nothing_or_are_null_count_as_not_given():
         (chat, "tools", [{"type": "function"}]),
         (chat, "tool_choice", "auto"),
         (chat, "functions", []),
-        (chat, "logprobs", True),
-        (chat, "top_logprobs", 2),
         (chat, "logit_bias", {"1": 2}),
-        (chat, "response_format", {"type": "json_object"}),
         (chat, "prompt", "x"),
         (chat, "best_of", 2),
         (chat, "whatever", 0),
         (complete, "echo", True),
         (complete, "best_of", 3),
         (complete, "suffix", "x"),
-        (complete, "logprobs", 1),
+        (complete, "top_logprobs", 1),
         (complete, "messages", HELLO),
         (complete, "max_completion_tokens", 3),
     ],
@@ -139,6 +145,53 @@ def test_a_wrong_field_is_named_as_the_bodys_author_knows_it(call, body, param):
 def test_a_body_that_is_no_object_is_refused(body):
     with pytest.raises(InvalidMessage, match="expected an object"):
         openai.request_of(openai.CHAT, body, "r", "t")
+
+
+def test_a_chat_asks_for_log_probabilities_by_two_fields_and_a_completion_by_one():
+    assert chat().sampling.logprobs is None
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).sampling.logprobs == 3
+    assert complete(logprobs=2).sampling.logprobs == 2
+
+
+def test_a_response_format_becomes_a_schema():
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = chat(response_format={"type": "json_schema", "json_schema": {"name": "n", "strict": True, "schema": schema}})
+    assert asked.output_format.json_schema == schema
+    assert chat(response_format={"type": "json_object"}).output_format.json_schema == {"type": "object"}
+    assert chat(response_format={"type": "text"}).output_format is None
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": "json"}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}}, "response_format.json_schema.schema"),
+    ],
+)
+def test_a_wish_that_is_not_understood_is_named(body, param):
+    error = refused(chat, **body)
+    assert (error.param, error.code) == (param, ErrorCode.INVALID_REQUEST)
+    assert f"`{param}`" in error.message
+
+
+def test_log_probabilities_are_given_in_the_shape_of_the_call():
+    half = TokenLogprob(7, "\N{REPLACEMENT CHARACTER}", -1.5)
+    told = [TokenLogprob(5, " é", -0.5, [Alternative(5, " é", -0.5), Alternative(6, "b", -2.0)]), half]
+    result = InferenceResult("r1", "completed", output_text=" é", logprobs=told)
+    content = openai.response_body(openai.CHAT, result, 17, "m")["choices"][0]["logprobs"]["content"]
+    assert [(one["token"], one["logprob"], one["bytes"]) for one in content] == [
+        (" é", -0.5, [32, 195, 169]),
+        ("\N{REPLACEMENT CHARACTER}", -1.5, None),
+    ]
+    assert [other["token"] for other in content[0]["top_logprobs"]] == [" é", "b"]
+    given = openai.response_body(openai.COMPLETIONS, result, 17, "m")["choices"][0]["logprobs"]
+    assert (given["token_logprobs"], given["text_offset"]) == ([-0.5, -1.5], [0, 2])
+    assert given["top_logprobs"][0] == {" é": -0.5, "b": -2.0}
 
 
 def test_response_bodies_have_the_fields_that_clients_read():

@@ -1,11 +1,13 @@
 """The default policy: who takes what, in which order, and what the result says of it."""
 
 import pytest
-from routing_world import NOW, STALE_MS, Plain, World
+from routing_world import ENGINES, NOW, STALE_MS, Plain, World
 
 from dispatcher.core.item import Excluded
-from schemas import ErrorInfo, RouteAttempt
+from schemas import ErrorInfo, InferenceRequest, RouteAttempt, Sampling
 from schemas.errors import ErrorCode
+from schemas.features import needed
+from schemas.formats import OutputFormat
 from schemas.messages import Completion, Placement
 from schemas.policy import PoolSettings
 
@@ -371,3 +373,25 @@ def test_the_length_that_is_expected_counts_and_else_the_longest():
 def test_a_placement_is_written_small(service_class):
     world = World().all()
     assert world.pick(service_class=service_class).placement == Placement("least_cost", predicted_ttft_ms=1, predicted_ms=11)
+
+
+# -- adapters, and what an engine must have ----------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_a_model_of_the_pool_that_has_it_and_is_equivalent_to_nothing():
+    engines = ENGINES | {"llama": ENGINES["llama"] | {"options": {"loras": {"sql": "/adapters/sql"}}}}
+    world = World(engines=engines, equivalents={"chat": ["llama", "mamba"]}).all()
+    assert {world.where(model="sql", fallback=fallback) for fallback in ("any", "same_model", "none")} == {"llama"}
+    world.fill("llama", 9)
+    assert world.where(model="llama", fallback="same_model") == "mamba"
+    assert world.where(model="sql", fallback="same_model") is None
+
+
+def test_a_form_of_the_output_goes_only_to_those_that_can_hold_to_it():
+    request = InferenceRequest(prompt="p", output_format=OutputFormat(json_schema={}), sampling=Sampling(logprobs=0))
+    world = World(predictor=Plain(llama=9.0)).all(features=["seed"])
+    world.see(world.status("llama", updated_at_ms=NOW + 1, features=["json_schema", "logprobs", "seed"]))
+    choice = world.pick(features=needed(request))
+    assert (choice.pool, needed(request)) == ("llama", ("json_schema", "logprobs"))
+    world.see(world.status("llama", updated_at_ms=NOW + 2, features=["json_schema", "seed"]))
+    assert world.pick(features=needed(request)) is not None, "nobody has both: whoever is asked says so itself"

@@ -15,7 +15,14 @@ MESSAGE = {"role": "user", "content": "hello"}
 
 FIELDS = [  # a value, the path at fault, a part of what is said
     (PROMPT | {"n": 2}, "n", "unknown field"),
-    (PROMPT | {"sampling": {"logprobs": 5}}, "sampling.logprobs", "unknown field"),
+    (PROMPT | {"sampling": {"best_of": 5}}, "sampling.best_of", "unknown field"),
+    (PROMPT | {"sampling": {"logprobs": 21}}, "sampling.logprobs", "<= 20"),
+    (PROMPT | {"sampling": {"logprobs": True}}, "sampling.logprobs", "got `bool`"),
+    (PROMPT | {"output_format": {}}, "output_format", "exactly one of `json_schema` and `regex`"),
+    (PROMPT | {"output_format": {"regex": "a", "json_schema": {}}}, "output_format", "exactly one of"),
+    (PROMPT | {"output_format": {"json_schema": "{}"}}, "output_format.json_schema", "got `str`"),
+    (PROMPT | {"output_format": {"regex": ""}}, "output_format.regex", "length >= 1"),
+    (PROMPT | {"output_format": {"grammar": "a"}}, "output_format.grammar", "unknown field"),
     ({"messages": [MESSAGE, MESSAGE | {"name": "x"}]}, "messages[1].name", "unknown field"),
     (PROMPT | {"two words": 1}, "['two words']", "unknown field"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),

@@ -30,6 +30,7 @@ class PoolFacts(NamedTuple):
     Attributes:
         model: What its engines run.
         names: The model and the engines' own aliases for it.
+        loras: Adapters of the model, each asked for as a model.
         settings: Rates and whether it is paused, unless steered otherwise.
     """
 
@@ -39,6 +40,7 @@ class PoolFacts(NamedTuple):
     names: frozenset[str]
     is_simulated: bool
     settings: PoolSettings
+    loras: frozenset[str] = frozenset()
 
 
 class Catalog:
@@ -52,35 +54,31 @@ class Catalog:
     """
 
     def __init__(self, config: Config) -> None:
-        self._aliases, self._classes = config.aliases, config.equivalents
+        self._config, self._classes = config, config.equivalents
         self._order = config.routing.degradation
         found: dict[str, PoolFacts] = {}
         for name in sorted(config.engines):
             engine, pool = config.engines[name], config.pool(name)
             facts = found.get(pool)
             if facts is None:
-                names = frozenset({engine.model, *engine.aliases})
-                found[pool] = PoolFacts(pool, engine.kind, engine.model, names, engine.is_simulated, engine.settings)
+                known = engine.kind, engine.model, engine.names, engine.is_simulated, engine.settings, engine.loras
+                found[pool] = PoolFacts(pool, *known)
             else:
-                found[pool] = facts._replace(names=facts.names | {engine.model, *engine.aliases})
+                found[pool] = facts._replace(names=facts.names | engine.names)
         self.pools = dict(sorted(found.items()))
         self.kinds = {facts.kind for facts in self.pools.values()}
         if any(facts.is_simulated for facts in self.pools.values()):
             self.kinds.add(SIMULATED)
-        models = {name for facts in self.pools.values() for name in facts.names}
-        self._names = models | self._aliases.keys() | self._classes.keys()
+        models = {name for facts in self.pools.values() for name in facts.names | facts.loras}
+        self._names = models | config.aliases.keys() | self._classes.keys()
 
     def resolve(self, model: str) -> str:
         """Follow the configured aliases of a name to a model, an engine's alias or a class."""
-        passed = set()
-        while model in self._aliases and model not in passed:
-            passed.add(model)
-            model = self._aliases[model]
-        return model
+        return self._config.resolve(model)
 
     def ranks(self, demand: Demand) -> dict[str, int]:
         """Say which pools may answer a demand, and in which tier each stands, by name; the context is not looked at."""
-        asked = self._asked(demand.model)
+        asked = self._config.meant(demand.model)
         serving = self._serving(demand, asked)
         hinted = [facts for facts in serving if _is_hinted(facts, demand.hint)]
         if demand.fallback == "none":
@@ -111,15 +109,10 @@ class Catalog:
             return ErrorInfo(ErrorCode.MODEL_NOT_FOUND, message, "routing_hint")
         return None
 
-    def _asked(self, model: str) -> frozenset[str]:
-        """The models that a name stands for."""
-        model = self.resolve(model)
-        return frozenset(self._classes.get(model, (model,)))
-
     def _serving(self, demand: Demand, asked: frozenset[str]) -> list[PoolFacts]:
         pools = self.pools.values()
         if demand.model != AUTO:
-            return [facts for facts in pools if facts.names & asked]
+            return [facts for facts in pools if (facts.names | facts.loras) & asked]
         serving = [facts for facts in pools if not facts.is_simulated]
         if not serving or demand.hint == SIMULATED:  # simulated answers never pass for real ones
             serving = [facts for facts in pools if facts.is_simulated]
