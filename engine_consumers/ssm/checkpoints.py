@@ -180,6 +180,6 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001 - each reader has its own, and a broken file is one line
-        message = f"`model_path`: {path} cannot be read: {error}"
+        message = f"`model_path`: {path} cannot be read: {' '.join(str(error).split())[:300]}: fetch it again"
         raise ConfigError(message) from None
     return found

@@ -73,12 +73,14 @@ def load(folder: Path, options: SsmOptions, slots: int) -> Loaded:
     except ImportError as error:
         message = f"`kind`: mamba_ssm cannot be imported here: {error}: run the worker in the engine's own environment"
         raise ConfigError(message) from error
-    tokenizer = _tokenizer(Path(options.tokenizer).expanduser() if options.tokenizer else folder, options)
     dtype = DTYPES[options.dtype or ("bfloat16" if device == "cuda" else "float32")]
-    lm, config = checkpoints.load(folder, device, dtype)
+    lm, config = checkpoints.load(folder, device, dtype)  # first: reading a tokenizer trips over a bad config.json, too
+    tokenizer = _tokenizer(Path(options.tokenizer).expanduser() if options.tokenizer else folder, options)
     model = Model(lm, slots, options.readers)
     if not model.warm_up():
-        message = f"`model_path`: the weights in {folder} give no finite numbers in {str(dtype).removeprefix('torch.')}"
+        named = str(dtype).removeprefix("torch.")
+        mend = "set another `options.dtype`, or fetch it again"
+        message = f"`model_path`: the weights in {folder} give no finite numbers in {named}: {mend}"
         raise ConfigError(message)
     trained = options.trained_context or checkpoints.trained_context(config)
     ends = _ends(config.get("eos_token_id"), _generation(folder).get("eos_token_id"), tokenizer.eos_token_id)
@@ -105,6 +107,8 @@ def _tokenizer(folder: Path, options: SsmOptions) -> Any:  # noqa: ANN401 - tran
     try:
         found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         found.backend_tokenizer  # noqa: B018 - only fast ones have it
+        if not found.encode("a"):  # of a folder without one it may make an empty one
+            raise ValueError("it has no words")  # noqa: EM101, TRY003, TRY301 - told below
     except Exception as error:  # noqa: BLE001 - whatever it raises, the folder is at fault
         field = "`options.tokenizer`" if options.tokenizer else "`model_path`"
         mend = "" if options.tokenizer else ": name the folder of one that has it in `options.tokenizer`"

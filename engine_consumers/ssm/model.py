@@ -29,7 +29,7 @@ class Model:
 
     def __init__(self, lm: Any, slots: int, readers: int) -> None:  # noqa: ANN401 - mamba_ssm has no types
         self._lm, self._device = lm, lm.lm_head.weight.device
-        self.vocabulary: int = lm.lm_head.weight.shape[0]
+        self.vocabulary: int = lm.config.vocab_size  # the rows above are padding, and name no token
         allocated = lm.allocate_inference_cache(slots + readers, 0)
         self.states = States([allocated[n] for n in range(len(lm.backbone.layers))], slots)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Tensor]] = {}
@@ -43,8 +43,7 @@ class Model:
         """
         ids = torch.tensor([token_ids], device=self._device)
         hidden = self._through(ids, self.states.rows(row, 1), mixers.read)
-        logits: Tensor = self._lm.lm_head(hidden[:, -1])
-        return logits[0].float()
+        return self._logits(hidden)[0]
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def step(self, token_ids: list[int]) -> Tensor:
@@ -95,8 +94,12 @@ class Model:
         return self._graphs[size]
 
     def _step(self, ids: Tensor, rows: list[tuple[Tensor, Tensor]]) -> Tensor:
-        logits: Tensor = self._lm.lm_head(self._through(ids, rows, mixers.step)[:, -1])
-        return logits.float()
+        return self._logits(self._through(ids, rows, mixers.step))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[requests, vocabulary] after the last of [requests, length, d_model]."""
+        logits: Tensor = self._lm.lm_head(hidden[:, -1])
+        return logits[:, : self.vocabulary].float()
 
     def _through(self, ids: Tensor, rows: list[tuple[Tensor, Tensor]], mix: Mix) -> Tensor:
         """[requests, length] token ids through all layers: [requests, length, d_model]."""
