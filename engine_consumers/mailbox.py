@@ -17,6 +17,7 @@ class Mailbox:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._text = ""
+        self._usage: Usage | None = None
         self._finish: FinishReason | None = None
         self._error: EngineError | None = None
         self._news = asyncio.Event()
@@ -29,6 +30,10 @@ class Mailbox:
     def begin(self, prompt_tokens: int) -> None:
         """Tell how long the prompt is."""
         self._prompt_tokens = prompt_tokens
+
+    def counted(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Tell what the backend itself has counted, where its tokens are not given; before the end."""
+        self._usage = Usage(prompt_tokens, output_tokens)
 
     def put(self, token_ids: list[int], text: str, finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """More came; what comes after the end is dropped."""
@@ -60,5 +65,5 @@ class Mailbox:
             self._news.set()
         token_ids, text, logprobs = self._token_ids, self._text, self._logprobs
         self._token_ids, self._text, self._logprobs = [], "", []
-        usage = Usage(self._prompt_tokens, self._output_tokens) if self._finish else None
+        usage = (self._usage or Usage(self._prompt_tokens, self._output_tokens)) if self._finish else None
         return Piece(token_ids, text, self._finish, usage, logprobs)

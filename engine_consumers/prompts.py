@@ -49,6 +49,17 @@ class Prompts:
             raise EngineError(ErrorCode.INTERNAL, message)
         return token_ids
 
+    async def text(self, request: InferenceRequest) -> str:
+        """Give the text of which the model's tokenizer makes these tokens, for a backend that tokenizes by itself.
+
+        Raises:
+            EngineError: `unsupported_feature` where there is none.
+        """
+        if request.prompt is not None:
+            return request.prompt
+        token_ids = await self.tokens(request)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._spelled, token_ids)
+
     def close(self) -> None:
         """Let the thread go."""
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -65,6 +76,16 @@ class Prompts:
             message = f"`messages`: the model's chat template refuses them: {error}"
             raise EngineError(ErrorCode.INVALID_REQUEST, message, "messages") from None
         return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _spelled(self, token_ids: list[int]) -> str:
+        """Spell tokens, without those that a tokenizer puts around a prompt: the backend's does so again."""
+        text = self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)
+        for left_out in ("", getattr(self._tokenizer, "bos_token", None) or ""):
+            found: str = text.removeprefix(left_out)
+            if list(self._tokenizer.encode(found)) == token_ids:
+                return found
+        message = "the backend takes text alone, and there is no text of which its tokenizer makes this prompt: send `prompt`"
+        raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message)
 
 
 def _read_template(given: str | None) -> str | None:

@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 ENTRY_POINTS = "forebay.engines"
 
 _paths = {
+    "moe": "engine_consumers.moe:MoeEngine",
     "sim": "engine_consumers.sim:SimEngine",
     "ssm": "engine_consumers.ssm:SsmEngine",
     "transformer": "engine_consumers.transformer:TransformerEngine",

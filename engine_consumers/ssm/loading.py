@@ -1,6 +1,5 @@
 """From a folder to a model that is ready to run."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import torch
 
 from engine_consumers.ssm import kernels
 from engine_consumers.ssm.options import SsmOptions
+from engine_consumers.tokenizer import ends_of, read_tokenizer
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError
 
@@ -75,7 +75,7 @@ def load(folder: Path, options: SsmOptions, slots: int) -> Loaded:
         raise ConfigError(message) from error
     dtype = DTYPES[options.dtype or ("bfloat16" if device == "cuda" else "float32")]
     lm, config = checkpoints.load(folder, device, dtype)  # first: reading a tokenizer trips over a bad config.json, too
-    tokenizer = _tokenizer(Path(options.tokenizer).expanduser() if options.tokenizer else folder, options)
+    tokenizer = read_tokenizer(folder, options.tokenizer)
     model = Model(lm, slots, options.readers)
     if not model.warm_up():
         named = str(dtype).removeprefix("torch.")
@@ -83,35 +83,5 @@ def load(folder: Path, options: SsmOptions, slots: int) -> Loaded:
         message = f"`model_path`: the weights in {folder} give no finite numbers in {named}: {mend}"
         raise ConfigError(message)
     trained = options.trained_context or checkpoints.trained_context(config)
-    ends = _ends(config.get("eos_token_id"), _generation(folder).get("eos_token_id"), tokenizer.eos_token_id)
+    ends = ends_of(folder, config, tokenizer)
     return Loaded(model, tokenizer, tokenizer.backend_tokenizer, ends, trained, device)
-
-
-def _ends(*given: object) -> frozenset[int]:
-    flat = [token for one in given for token in (one if isinstance(one, list) else [one])]
-    return frozenset(token for token in flat if isinstance(token, int))
-
-
-def _generation(folder: Path) -> dict[str, Any]:
-    """What the model's authors say of its answers, where they do."""
-    try:
-        found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _tokenizer(folder: Path, options: SsmOptions) -> Any:  # noqa: ANN401 - transformers has no types
-    from transformers import AutoTokenizer
-
-    try:
-        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        found.backend_tokenizer  # noqa: B018 - only fast ones have it
-        if not found.encode("a"):  # of a folder without one it may make an empty one
-            raise ValueError("it has no words")  # noqa: EM101, TRY003, TRY301 - told below
-    except Exception as error:  # noqa: BLE001 - whatever it raises, the folder is at fault
-        field = "`options.tokenizer`" if options.tokenizer else "`model_path`"
-        mend = "" if options.tokenizer else ": name the folder of one that has it in `options.tokenizer`"
-        message = f"{field}: the tokenizer in {folder} cannot be read: {' '.join(str(error).split())[:300]}{mend}"
-        raise ConfigError(message) from None
-    return found

@@ -10,11 +10,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from torch import Tensor
 
 from engine_consumers.core.schedule import Schedule
-from engine_consumers.core.stream import StopText
+from engine_consumers.spelling import Spelling
 from engine_consumers.stepping.sampling import Drawing, draw
 from engine_consumers.turns import Turn
 from schemas.messages import FinishReason
@@ -44,7 +43,7 @@ class Model(Protocol):
         """Feed the first rows one token each."""
 
 
-class Sequence:
+class Sequence(Spelling):
     """One request in the loop.
 
     Args:
@@ -59,34 +58,16 @@ class Sequence:
     def __init__(
         self, prompt: list[int], room: int, drawing: Drawing, stops: list[str], tokenizer: Tokenizer, ends: frozenset[int]
     ) -> None:
-        self.prompt, self.room, self.drawing = prompt, room, drawing
+        super().__init__(tokenizer, ends, stops, room)
+        self.prompt, self.drawing = prompt, drawing
         self.row = -1  # while its prompt is read
         self.done = 0  # tokens of the prompt that were read
         self.last = 0
-        self.said = 0
-        self._stop = StopText(stops)
-        self._tokenizer, self._ends = tokenizer, ends
-        self._decoder = DecodeStream(skip_special_tokens=True)
 
     def take(self, token: int) -> tuple[str, FinishReason | None]:
-        """Take in its next token; gives the text that is safe to show, and whether that was all."""
+        """See `Spelling.take`."""
         self.last = token
-        self.said += 1
-        if token in self._ends:
-            return self._stop.finish(), "stop"
-        text = self._stop.push(self._spelled(token))
-        if self._stop.hit is not None:
-            return text, "stop"
-        if self.said >= self.room:
-            return text + self._stop.finish(), "length"
-        return text, None
-
-    def _spelled(self, token: int) -> str:
-        try:
-            return self._decoder.step(self._tokenizer, token) or ""
-        except Exception:  # noqa: BLE001 - a bare one, where a token changes the text before it: what follows is spelled anew
-            self._decoder = DecodeStream(skip_special_tokens=True)
-            return self._decoder.step(self._tokenizer, token) or ""
+        return super().take(token)
 
 
 class News(NamedTuple):

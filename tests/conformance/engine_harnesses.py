@@ -4,9 +4,12 @@ Nothing here imports pytest or an engine's libraries: an engine is imported when
 """
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+from triton_client import children, command_of, status_of
 
 from engine_consumers.core import babble
 from engine_consumers.engine import Engine
@@ -32,6 +35,7 @@ class Kind:
         backend_open: Requests that the backend itself still holds.
         multibyte: A request whose greedy answer has characters of several tokens.
         memory_grows: Whether a longer request takes more memory; else all take the same.
+        options_of: Options that depend on the model's folder.
     """
 
     kind: str
@@ -43,6 +47,7 @@ class Kind:
         default_factory=lambda: InferenceRequest(prompt=COPY_ME, max_output_tokens=24, sampling=GREEDY)
     )
     memory_grows: bool = True
+    options_of: Callable[[str], dict[str, Any]] = lambda _: {}
 
 
 class Harness:
@@ -61,7 +66,8 @@ class Harness:
     def make(self) -> Engine:
         """Give a fresh engine of the same configuration."""
         kind = self.kind
-        config = EngineConfig(kind=kind.kind, model="under-test", model_path=self._model, slots=SLOTS, options=kind.options)
+        options = {**kind.options, **kind.options_of(self._model or "")}
+        config = EngineConfig(kind=kind.kind, model="under-test", model_path=self._model, slots=SLOTS, options=options)
         return load(config)
 
     def decode(self, tokens: list[int]) -> str:
@@ -93,6 +99,25 @@ def _kill_model(engine: Any) -> None:
     engine._loaded.model.step = engine._loaded.model.read = fail
 
 
+def triton_of(model: str) -> list[str]:
+    """The command of a Triton with our model, as the cases need it."""
+    command = [sys.executable, "-m", "deploy.triton", "--model-path", model, "--dtype", "float32", "--threads", "1"]
+    return [*command, "--slots", str(SLOTS), "--max-context", str(CONTEXT), "--prefill-chunk", "64"]
+
+
+def _kill_triton(engine: Any) -> None:
+    """Kill the server itself, which is a child of the command that the engine has started."""
+    os.kill(next(pid for pid in children(engine._server.process.pid) if command_of(pid).endswith("tritonserver")), 9)
+
+
+def _open_in_triton(engine: Any) -> int:
+    """Ask the server itself, over a connection of our own; a dead one holds nothing."""
+    if engine._up is None:
+        return 0
+    figures = status_of(engine._link.address)
+    return figures["running"] + figures["waiting"]
+
+
 SIM = Kind(
     kind="sim",
     options={"ttft_ms": 20, "tpot_ms": 5, "max_context": CONTEXT, "answer_tokens": 350},
@@ -116,4 +141,12 @@ SSM = Kind(
     backend_open=lambda engine: engine._loop.running + engine._loop.waiting if engine._loop else 0,
     memory_grows=False,
 )
-KINDS = {"sim": SIM, "transformer": TRANSFORMER, "ssm": SSM}
+MOE = Kind(
+    kind="moe",
+    options={"max_context": CONTEXT},
+    options_of=lambda model: {"server": triton_of(model)},
+    decode=lambda engine, tokens: engine._up.model.tokenizer.decode(tokens, skip_special_tokens=True),
+    kill=_kill_triton,
+    backend_open=_open_in_triton,
+)
+KINDS = {"sim": SIM, "transformer": TRANSFORMER, "ssm": SSM, "moe": MOE}

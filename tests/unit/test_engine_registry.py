@@ -26,13 +26,13 @@ def test_the_kinds_that_ship_are_loaded(tmp_path):
 
 
 def test_an_unknown_kind_names_those_that_exist():
-    with pytest.raises(ConfigError, match=r"`kind`: no engine of kind 'smi': expected one of sim, ssm, transformer"):
+    with pytest.raises(ConfigError, match=r"`kind`: no engine of kind 'smi': expected one of moe, sim, ssm, transformer"):
         registry.load(EngineConfig(kind="smi"))
 
 
 def test_what_runs_an_engine_may_be_another_kind_than_its_own():
     assert isinstance(registry.load(EngineConfig(kind="moe", backend="sim")), SimEngine)
-    with pytest.raises(ConfigError, match=r"`backend`: no engine of kind 'smi': expected one of sim, ssm, transformer"):
+    with pytest.raises(ConfigError, match=r"`backend`: no engine of kind 'smi': expected one of moe, sim, ssm, transformer"):
         registry.load(EngineConfig(kind="sim", backend="smi"))
 
 
