@@ -18,14 +18,19 @@ CASE_S = 240.0
 
 
 class Report(dict[str, dict[str, Any]]):
-    """What was told, by case; where nothing was told of one, how the process ended is its error."""
+    """What was told, by case; where nothing was told of one, how the process ended is its error.
 
-    def __init__(self, lines: list[str], ended: str) -> None:
+    Attributes:
+        code: Exit code of the process; None where it was killed.
+        ended: How it ended, and the end of its log.
+    """
+
+    def __init__(self, lines: list[str], ended: str, code: int | None = None) -> None:
         super().__init__({one["case"]: one for one in map(json.loads, lines)})
-        self._ended = ended
+        self.ended, self.code = ended, code
 
     def __missing__(self, case: str) -> dict[str, Any]:
-        return {"case": case, "error": self._ended, "seconds": None}
+        return {"case": case, "error": self.ended, "seconds": None}
 
 
 def report(
@@ -44,7 +49,7 @@ def report(
     out = log.with_suffix(".out")
     with out.open("wb") as told, log.open("wb") as errors:
         try:
-            code: object = subprocess.run(
+            code = subprocess.run(
                 [python, ROOT / script, *arguments],
                 env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
                 stdout=told,
@@ -54,9 +59,10 @@ def report(
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            code = f"a kill after {limit_s:g} s"
+            code = None
     lines = [line for line in out.read_text(errors="replace").splitlines() if line.startswith(MARK)]
-    return Report(lines, f"{script} ended with {code} after {len(lines)} cases:\n{log.read_text(errors='replace')[-3000:]}")
+    how = f"was killed after {limit_s:g} s" if code is None else f"ended with {code}"
+    return Report(lines, f"{script} {how}, after {len(lines)} cases:\n{log.read_text(errors='replace')[-3000:]}", code)
 
 
 async def tell_cases(cases: Mapping[str, Callable[[], Awaitable[object]]], tell: Callable[[str], None] | None = None) -> None:

@@ -1,0 +1,38 @@
+"""Runs the SSM engine's own cases inside its environment, on models that `ssm_models.py` made.
+
+Usage: PYTHON tests/integration/ssm_checks.py FOLDER [CASE ...]; the repository's root is in PYTHONPATH.
+Prints one line of JSON for each case.
+"""
+
+import asyncio
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+
+import ssm_numbers
+import ssm_runs
+import torch
+from in_environment import tell_cases
+
+from engine_consumers.ssm import kernels
+
+CASES = {
+    name.removeprefix("case_"): case
+    for module in (ssm_numbers, ssm_runs)
+    for name, case in vars(module).items()
+    if name.startswith("case_")
+}
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    kernels.prepare("cpu")
+    torch.set_num_threads(1)  # the models are too small for more
+    asyncio.run(tell_cases({name: partial(CASES[name], Path(folder)) for name in names or CASES}))
+
+
+if __name__ == "__main__":
+    main()

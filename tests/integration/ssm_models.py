@@ -1,0 +1,68 @@
+"""Makes small Mamba models with random weights, and writes down what transformers computes with them.
+
+Usage: PYTHON tests/integration/ssm_models.py FOLDER; the repository's root is in PYTHONPATH. transformers takes
+mamba_ssm's kernels where it finds them: this process hides the package, so that the reference owes it nothing.
+"""
+
+# ruff: noqa: E402 - the package is hidden before anything looks for it
+
+import sys
+from pathlib import Path
+
+sys.modules["mamba_ssm"] = None
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+VOCABULARY = 316  # no multiple of 8: mamba_ssm pads it
+LENGTH, ASKED, SAID = 300, 40, 32
+TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}[assistant] "
+SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+SECOND = {"state_size": 32, "head_dim": 16, "num_heads": 8, "expand": 2, "chunk_size": 64}
+CONFIGS = {
+    "mamba": transformers.MambaConfig(state_size=16, **COMMON),
+    "mamba2": transformers.Mamba2Config(n_groups=1, **SECOND, **COMMON),
+    "mamba2-groups": transformers.Mamba2Config(n_groups=2, tie_word_embeddings=True, **SECOND, **COMMON),
+}
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """One token for each byte."""
+    words = [*SPECIAL.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    made = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=TEMPLATE, **SPECIAL)
+
+
+def make(name: str, folder: Path) -> None:
+    torch.manual_seed(11)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).float().eval()
+    with torch.inference_mode():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(2.0)  # so that what was read long ago counts as in a trained model
+        ids = torch.randint(3, VOCABULARY, (1, LENGTH))
+        logits = model(ids).logits[0]
+        said = model.generate(ids[:, :ASKED], max_new_tokens=SAID, do_sample=False)[0, ASKED:]
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    save_file(
+        {"ids": ids[0], "logits": logits.contiguous(), "said": said.contiguous(), "asked": torch.tensor(ASKED)},
+        folder / "reference.safetensors",
+    )
+
+
+if __name__ == "__main__":
+    for name in CONFIGS:
+        make(name, Path(sys.argv[1]) / name)
