@@ -52,7 +52,7 @@ def load(options: ModelOptions) -> Loaded:
     dtype = DTYPES[options.dtype or ("bfloat16" if device == "cuda" else "float32")]
     tokenizer, ends = read_tokenizer(folder)
     checkpoint = Checkpoint(folder)
-    experts = Experts(shape, checkpoint, device, dtype)
+    experts = Experts(shape, checkpoint, device, dtype, options.cold, options.expert_budget_bytes)
     network = Network(shape, checkpoint, experts, options.slots + options.readers, context, device, dtype)
     if not _warm_up(network, options.slots):
         message = f"`model_path`: the weights in {folder} give no finite numbers in {str(dtype).removeprefix('torch.')}"

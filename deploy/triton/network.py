@@ -9,6 +9,9 @@ from torch.nn import functional
 from deploy.triton.attention import KvCache, Place, Rotary, attend
 from deploy.triton.checkpoint import PARTS, SPARSE_BLOCK, Checkpoint, Shape
 from deploy.triton.experts import Experts
+from engine_consumers.core.experts import RANKS
+
+LOOKED_AHEAD = 16  # tokens whose experts are foreseen: of a prompt's many, any few stand for the others
 
 
 class Dense(NamedTuple):
@@ -93,11 +96,23 @@ class Network:
         with torch.inference_mode():
             masks = {window: place.mask(window) for window in set(self.shape.windows)}
             hidden = self._embedding[torch.tensor(token_ids, device=self._device)]
+            ahead = self._look_ahead(hidden, 0)
+            if ahead is not None:
+                self.experts.foresee(*ahead)
             for n, layer in enumerate(self._layers):
                 hidden = hidden + self._attention(n, layer, self._normed(hidden, layer.norm), place, masks[self.shape.windows[n]])
-                normed = self._normed(hidden, layer.second_norm)
-                hidden = hidden + self._feed_forward(n, layer, normed.flatten(0, 1)).view_as(hidden)
+                hidden = hidden + self._feed_forward(n, layer, hidden).view_as(hidden)
             return functional.linear(self._normed(hidden[:, -1], self._norm), self._head)
+
+    def _look_ahead(self, hidden: Tensor, first: int) -> tuple[int, list[list[int]]] | None:
+        """Ask the router of the next layer that has one what it would choose now: most of it it will choose then."""
+        target = next((n for n in range(first, self.shape.layers) if self._layers[n].router is not None), None)
+        if target is None or self.experts.is_whole:
+            return None
+        layer, some = self._layers[target], hidden.flatten(0, 1)[:LOOKED_AHEAD]
+        said = functional.linear(self._normed(some, layer.second_norm), layer.router)
+        ranked: list[list[int]] = said.topk(min(RANKS * self.shape.chosen, self.shape.experts), -1).indices.tolist()
+        return target, ranked
 
     def _attention(self, n: int, layer: Layer, hidden: Tensor, place: Place, mask: Tensor) -> Tensor:
         def heads(by: tuple[Tensor, Tensor | None]) -> Tensor:
@@ -109,7 +124,8 @@ class Network:
         queries = self._rotary.turn(heads(layer.queries), place.positions)
         return functional.linear(attend(queries, (keys, values), place, mask), layer.out)
 
-    def _feed_forward(self, n: int, layer: Layer, hidden: Tensor) -> Tensor:
+    def _feed_forward(self, n: int, layer: Layer, before: Tensor) -> Tensor:
+        hidden = self._normed(before, layer.second_norm).flatten(0, 1)
         found = None if layer.dense is None else layer.dense.run(hidden)
         if layer.router is None:
             assert found is not None  # noqa: S101 - it has one or the other
@@ -118,7 +134,7 @@ class Network:
         weights, chosen = chances.topk(self.shape.chosen, -1)
         if self.shape.renormalise:
             weights = weights / weights.sum(-1, keepdim=True)
-        routed = self.experts.run(n, hidden, chosen, weights.to(hidden.dtype))
+        routed = self.experts.run(n, hidden, chosen, weights.to(hidden.dtype), self._look_ahead(before, n + 1))
         return routed if found is None else routed + found
 
     def _normed(self, hidden: Tensor, weight: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ def command(triton: Path, repository: Path, backends: Path, host: str, grpc_port
         f"--backend-directory={backends}",
         f"--cache-directory={triton / 'caches'}",
         "--model-control-mode=explicit",
+        "--disable-auto-complete-config",  # else it starts the model's process once more, only to ask
         f"--load-model={MODEL}",
         f"--grpc-port={grpc_port}",
         f"--grpc-address={host}",
