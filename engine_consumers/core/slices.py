@@ -35,6 +35,8 @@ class Table(Struct):
         floor_ns: Where a clock starts.
         holder: Whose turn it is.
         since_ns: Until when the holder's time is booked: also its last sign of life.
+        has_begun: The holder knows that it is its turn. Until one that waited has woken up nobody uses the device, and nobody's
+            clock runs: on a busy host that is milliseconds, and would cost the one with the shorter turns the greater part.
         turns: How often the device went from one to another.
     """
 
@@ -42,11 +44,13 @@ class Table(Struct):
     floor_ns: float = 0.0
     holder: str | None = None
     since_ns: int = 0
+    has_begun: bool = False
     turns: int = 0
 
     def ask(self, name: str, weight: float, now_ns: int) -> bool:
         """One wants the device; whether it has it now. It may ask again while it waits."""
         if self.holder == name:
+            self._begin(now_ns)
             return True
         seat = self.seats.setdefault(name, Seat(weight))
         if not seat.is_waiting:
@@ -54,7 +58,10 @@ class Table(Struct):
             seat.is_waiting = True
         if self.holder is None:
             self._next(now_ns)
-        return self.holder == name
+        if self.holder != name:
+            return False
+        self._begin(now_ns)
+        return True
 
     def boundary(self, name: str, now_ns: int) -> None:
         """One has used up its slice and would go on: book its time; where another is due, it waits for its next turn."""
@@ -85,9 +92,13 @@ class Table(Struct):
         while self.holder is not None and not is_alive(self.holder):
             self.leave(self.holder, now_ns)
 
+    def _begin(self, now_ns: int) -> None:
+        if not self.has_begun:
+            self.since_ns, self.has_begun = now_ns, True
+
     def _book(self, name: str, now_ns: int) -> Seat:
         seat = self.seats[name]
-        used_ns = max(now_ns - self.since_ns, 0)
+        used_ns = max(now_ns - self.since_ns, 0) if self.has_begun else 0
         seat.used_ns += used_ns
         seat.clock_ns += used_ns / seat.weight
         self.since_ns = now_ns
@@ -95,7 +106,8 @@ class Table(Struct):
 
     def _next(self, now_ns: int) -> None:
         waiting = {name: seat for name, seat in self.seats.items() if seat.is_waiting}
-        self.holder, self.since_ns = min(waiting, key=lambda name: (waiting[name].clock_ns, name), default=None), now_ns
+        self.holder = min(waiting, key=lambda name: (waiting[name].clock_ns, name), default=None)
+        self.since_ns, self.has_begun = now_ns, False
         if self.holder is not None:
             seat = waiting[self.holder]
             seat.is_waiting = False

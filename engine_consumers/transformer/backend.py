@@ -25,9 +25,9 @@ from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
 from engine_consumers.transformer.asking import format_fields, sampling_fields, told
 from engine_consumers.transformer.loading import CLOSE_S, Loaded, load, one_line
-from engine_consumers.transformer.options import TransformerOptions, model_source
+from engine_consumers.transformer.options import TransformerOptions, model_source, sliced
 from schemas.config import EngineConfig
-from schemas.errors import ConfigError, ErrorCode
+from schemas.errors import ErrorCode
 from schemas.features import CHAT, FIELDS, INPUT_TOKENS, JSON_SCHEMA, LOGPROBS, PENALTIES, PRIORITY, REGEX, SEED, STOP
 from schemas.messages import FinishReason, InferenceRequest
 
@@ -56,16 +56,13 @@ class TransformerEngine:
     """Runs a model on vLLM. See `engine.Engine` for the contract.
 
     Raises:
-        ConfigError: An option is unknown or out of bounds, the model's folder is not there, or it was to take turns.
+        ConfigError: An option is unknown or out of bounds, or the model's folder is not there.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
         self._options = parse_options(TransformerOptions, config.options)
-        self._arguments = self._options.arguments(model_source(config), config.slots)
-        if config.time_slices is not None:
-            message = "`time_slices`: vLLM steps by itself and takes no turns yet: give it a device of its own"
-            raise ConfigError(message)
+        self._arguments = sliced(self._options.arguments(model_source(config), config.slots), config.time_slices)
         self._runs: Runs[_Run] = Runs()
         self._numbers = count(1)
         self._loaded: Loaded | None = None
@@ -122,7 +119,7 @@ class TransformerEngine:
             running=running,
             waiting=len(self._runs) - running,
             kv_cache_usage=loaded.stats.kv_cache_usage if len(self._runs) else 0.0,
-            models=(*self._config.names, *self._config.loras),
+            models=tuple(sorted(self._config.names | self._config.loras)),
             max_context=loaded.max_context,
             trained_context=loaded.trained_context,
             features=features,

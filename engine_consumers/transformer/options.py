@@ -7,10 +7,14 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from engine_consumers.transformer.adapters import lora_arguments
-from schemas.config import EngineConfig
+from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError
 
 Positive = Annotated[int, Meta(ge=1)]
+
+SLICES = "forebay_time_slices"  # where vLLM's core process finds them, in vLLM's `additional_config`
+SCHEDULER = "engine_consumers.transformer.slicing.SlicedScheduler"
+ONE_STEP = "vLLM would use the device for more than one step at a time, and `time_slices` end with a step"
 
 OURS = ("chat_template", "engine_args", "loras", "start_timeout_s")
 # What no option says; none of it may come in by another way, or what is told of the engine would not be true.
@@ -91,6 +95,25 @@ class TransformerOptions(Struct, frozen=True, omit_defaults=True):
             "disable_log_stats": True,  # our own logger takes the figures; vLLM's would print and export them too
             "enable_log_requests": False,
         }
+
+
+def sliced(arguments: dict[str, Any], slices: TimeSlicesConfig | None) -> dict[str, Any]:
+    """Give vLLM's arguments such that its core takes turns, where it shares its device.
+
+    Raises:
+        ConfigError: They let it run several steps at once.
+    """
+    if slices is None:
+        return arguments
+    for name in ("pipeline_parallel_size", "data_parallel_size"):
+        if arguments.get(name, 1) != 1:
+            message = f"`options`: expected no `{name}` beside `time_slices`: {ONE_STEP}"
+            raise ConfigError(message)
+    if arguments.get("async_scheduling"):
+        message = f"`options.engine_args.async_scheduling`: expected false beside `time_slices`: {ONE_STEP}"
+        raise ConfigError(message)
+    more = {**arguments.get("additional_config", {}), SLICES: msgspec.to_builtins(slices)}
+    return {**arguments, "scheduler_cls": SCHEDULER, "async_scheduling": False, "additional_config": more}
 
 
 def model_source(config: EngineConfig) -> str:

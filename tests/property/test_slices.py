@@ -38,13 +38,15 @@ class Device:
         name = self.table.holder
         assert name is not None
         if self.held[0] != name:
+            self.now_ns += self.dice.randint(0, self.longest_ns)  # until it has woken up nobody uses the device
+            self.ask(name)
             self.held = name, self.now_ns
         length_ns = self.dice.randint(1, self.longest_ns)
         self.now_ns += length_ns
         self.used_ns[name] = self.used_ns.get(name, 0) + length_ns
         if self.now_ns - self.held[1] >= SLICE_NS:
             self.table.boundary(name, self.now_ns)
-            self.held = self.table.holder, self.now_ns
+            self.held = (name, self.now_ns) if self.table.holder == name else (None, 0)
 
     def rest(self, name: str) -> None:
         self.table.rest(name, self.now_ns)
@@ -125,6 +127,9 @@ def test_one_that_lost_its_turn_changes_nothing_by_ending_it():
     assert table.holder == "b"
     table.boundary("a", 20)
     assert (table.holder, table.seats["a"].used_ns, table.seats["b"].used_ns) == ("b", 10, 0)
+    assert table.ask("b", 1.0, 25)  # it has woken up
+    table.boundary("b", 28)
+    assert table.seats["b"].used_ns == 3
     table.leave("b", 30)
     assert (table.holder, list(table.seats)) == (None, ["a"])
     assert table.ask("a", 1.0, 40)

@@ -1,10 +1,12 @@
 """What the transformer engine decides before vLLM is there; what it does with vLLM is in the conformance suite."""
 
 import asyncio
+import json
 import subprocess
 import sys
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
 from engine_consumers.core.checks import output_room
@@ -13,7 +15,7 @@ from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.prompts import Prompts
 from engine_consumers.transformer import TransformerEngine
 from engine_consumers.transformer.asking import told
-from engine_consumers.transformer.options import TransformerOptions
+from engine_consumers.transformer.options import TransformerOptions, sliced
 from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError, ErrorCode
 from schemas.formats import Alternative, TokenLogprob
@@ -43,10 +45,29 @@ def test_a_folder_without_a_model_is_named(tmp_path):
         TransformerEngine(EngineConfig(kind="transformer", model_path=str(tmp_path)))
 
 
-def test_turns_that_it_cannot_take_are_refused_and_not_passed_over():
-    config = EngineConfig(kind="transformer", model="org/model", time_slices=TimeSlicesConfig("gpu0"))
-    with pytest.raises(ConfigError, match="`time_slices`: vLLM steps by itself"):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "`options`: expected no `pipeline_parallel_size` beside `time_slices`"),
+        ({"engine_args": {"data_parallel_size": 2}}, "`options`: expected no `data_parallel_size` beside `time_slices`"),
+        ({"engine_args": {"async_scheduling": True}}, r"`options\.engine_args\.async_scheduling`: expected false beside"),
+    ],
+)
+def test_several_steps_at_once_and_turns_exclude_each_other(options, message):
+    engine_of(**options)
+    config = EngineConfig(kind="transformer", model="org/model", options=options, time_slices=TimeSlicesConfig("gpu0"))
+    with pytest.raises(ConfigError, match=message):
         TransformerEngine(config)
+
+
+def test_turns_are_taken_by_vllms_core_beside_what_else_it_is_told():
+    given = TransformerOptions(engine_args={"additional_config": {"a": 1}}).arguments("folder", slots=6)
+    arguments = sliced(given, TimeSlicesConfig("gpu0", weight=2.0))
+    assert arguments["async_scheduling"] is False
+    assert arguments["additional_config"].pop("a") == 1
+    (told,) = arguments["additional_config"].values()
+    assert msgspec.convert(json.loads(json.dumps(told)), TimeSlicesConfig) == TimeSlicesConfig("gpu0", weight=2.0)
+    assert sliced(given, None) is given
 
 
 def test_only_what_was_set_is_passed_on():
