@@ -85,7 +85,7 @@ def test_only_what_was_set_is_passed_on():
 
 
 def test_what_vllm_takes_besides_is_passed_on_and_goes_before_what_is_set_for_it():
-    given = {"max_num_partial_prefills": 2, "structured_outputs_config": {"backend": "guidance"}}
+    given = {"max_logprobs": 2, "structured_outputs_config": {"backend": "guidance"}}
     arguments = TransformerOptions(engine_args=given).arguments("folder", slots=6)
     assert {name: arguments[name] for name in given} == given
 
