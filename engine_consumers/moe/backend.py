@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator
 from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine_consumers.core.checks import check_sampling, output_room
+from engine_consumers.core.checks import check_features, check_sampling, output_room
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.mailbox import Mailbox
@@ -29,7 +29,7 @@ from engine_consumers.runs import Runs
 from engine_consumers.threads import in_thread
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError, ErrorCode
-from schemas.features import CHAT, needed
+from schemas.features import CHAT
 from schemas.messages import InferenceRequest
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class MoeEngine:
         self._runs.admit(run)
         check_sampling(request.sampling)
         up = self._started()
-        self._check_features(request, up)
+        check_features(request, self._profile.features(up.given))  # of `chat` the prompts say more
         state = _Run(f"{self._prefix}.{next(self._numbers)}.{run}")
         self._runs.add(run, state)
         state.pump = asyncio.create_task(self._pump(up, state, run, request, seed, priority))
@@ -370,13 +370,6 @@ class MoeEngine:
     def _features(self, up: _Up) -> tuple[str, ...]:
         found = self._profile.features(up.given)
         return found if up.prompts.has_template else tuple(feature for feature in found if feature != CHAT)
-
-    def _check_features(self, request: InferenceRequest, up: _Up) -> None:
-        """Refuse what the model behind the server cannot do; of `chat` the prompts say more."""
-        for feature in needed(request):
-            if feature != CHAT and feature not in self._profile.features(up.given):
-                message = f"the model behind Triton (profile {self._options.profile}) has no {feature!r}, which the request needs"
-                raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message)
 
     def _started(self) -> _Up:
         if self._up is None:

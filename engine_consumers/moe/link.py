@@ -22,7 +22,8 @@ from schemas.errors import ConfigError, ErrorCode
 POLL_S = 0.1
 RECONNECT_S = (0.1, 5.0)  # the first pause, and the longest
 FINAL = "triton_final_response"
-REFUSED = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "RESOURCE_EXHAUSTED", "OUT_OF_RANGE"})
+REFUSED = frozenset({"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "OUT_OF_RANGE"})
+OVERHEAD_BYTES = 2_048  # of names and shapes around the tensors
 
 
 class Response(NamedTuple):
@@ -161,29 +162,21 @@ class Link:
             found: Their shapes, as the server does.
             limit_s: Until the last response.
             name: Of the request, for the server's log.
+
+        Raises:
+            EngineError: `invalid_request` for more than a message may hold, which gRPC would only call an internal error.
         """
         inputs = [_tensor(name, value, tensors[name], found) for name, value in values.items()]
+        size, size_max = sum(map(_size, values.values())), self._options.message_bytes_max - OVERHEAD_BYTES
+        if size > size_max:
+            message = f"the request takes {size} bytes and the server is sent {size_max} at most (`options.message_bytes_max`)"
+            raise EngineError(ErrorCode.INVALID_REQUEST, message)
         request = {"model_name": self._model, "inputs": inputs, "request_id": name, "enable_empty_final_response": True}
 
         async def requests() -> AsyncIterator[dict[str, Any]]:
             yield request
 
         return Call(self._client.stream_infer(requests(), stream_timeout=limit_s), self.what)
-
-    async def figures(self) -> dict[str, int]:
-        """Ask Triton's own statistics of the model: requests by how they ended.
-
-        Raises:
-            EngineError: As the server says.
-        """
-        try:
-            told = await self._client.get_inference_statistics(
-                self._model, as_json=True, client_timeout=self._options.call_timeout_s
-            )
-        except InferenceServerException as error:
-            raise _judged(error, self.what) from None
-        stats = [one.get("inference_stats", {}) for one in told.get("model_stats", [])]
-        return {name: sum(int(one.get(name, {}).get("count", 0)) for one in stats) for name in ("success", "fail", "cancel")}
 
     async def _is_live(self) -> bool:
         try:
@@ -226,12 +219,17 @@ def _tensor(name: str, value: list[Any], tensor: Tensor, found: Signature) -> An
     return made
 
 
+def _size(value: list[Any]) -> int:
+    """Bytes that a tensor takes in a message, or a few more."""
+    return sum(len(one) + 4 if isinstance(one, bytes) else 8 for one in value)
+
+
 def _judged(error: Any, what: str) -> EngineError:  # noqa: ANN401 - gRPC's error, or Triton's client's
     """Tell by an error of gRPC whose fault it is."""
     code = error.code().name if isinstance(error, grpc.RpcError) else str(error.status() or "").rpartition(".")[2]
     said = _one_line(error)
-    if code == "RESOURCE_EXHAUSTED" and "larger than max" in said:
-        return EngineError(ErrorCode.INVALID_REQUEST, f"a message is larger than `options.message_bytes_max` allows: {said}")
+    if code == "RESOURCE_EXHAUSTED":
+        return EngineError(ErrorCode.INTERNAL, f"{what} answers with more than `options.message_bytes_max`: {said}")
     if code in REFUSED:
         return EngineError(ErrorCode.INTERNAL, f"{what} refuses the request: {said}")
     if code == "DEADLINE_EXCEEDED":

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from triton_client import children, command_of, status_of
+from behind_triton.client import children, command_of, status_of
 
 from engine_consumers.core import babble
 from engine_consumers.engine import Engine
