@@ -65,13 +65,15 @@ def report(
     return Report(lines, f"{script} {how}, after {len(lines)} cases:\n{log.read_text(errors='replace')[-3000:]}", code)
 
 
-async def tell_cases(cases: Mapping[str, Callable[[], Awaitable[object]]], tell: Callable[[str], None] | None = None) -> None:
+async def tell_cases(
+    cases: Mapping[str, Callable[[], Awaitable[object]]], tell: Callable[[str], None] | None = None, case_s: float = CASE_S
+) -> None:
     """Run cases one after another and tell of each: `case`, `error`, `seconds`, and `figures` where it gives some."""
     clock = asyncio.get_running_loop().time
     for name, case in cases.items():
         started, error, figures = clock(), None, None
         try:
-            figures = await asyncio.wait_for(case(), CASE_S)
+            figures = await asyncio.wait_for(case(), case_s)
         except Exception as failure:  # noqa: BLE001 - told to whoever asked for the case
             error = f"{type(failure).__name__}: {failure}"
         line = json.dumps({"case": name, "error": error, "seconds": round(clock() - started, 2), "figures": figures})

@@ -26,6 +26,7 @@ log = logging.getLogger("forebay.engine")
 
 FEATURES = (CHAT, INPUT_TOKENS, PENALTIES, PRIORITY, SEED, STOP)
 CLOSE_S = 20.0
+PIECES = {"cpu": 64, "cuda": 256}  # tokens of a prompt that a step reads
 
 
 class _Run:
@@ -74,7 +75,8 @@ class SsmEngine:
             loop.call_soon_threadsafe(self._die, reason)
 
         options, turn = self._options, await asyncio.to_thread(turn_of, self._config)
-        self._loop = SlotLoop(loaded.model, self._config.slots, options.readers, options.prefill_chunk, deliver, died, turn)
+        piece = options.prefill_chunk or PIECES[loaded.device]
+        self._loop = SlotLoop(loaded.model, self._config.slots, options.readers, piece, deliver, died, turn)
         self._loop.start()
         device = first_visible() if loaded.is_cuda else None
         self._probe = None if device is None else GpuProbe(device)
@@ -161,10 +163,9 @@ class SsmEngine:
         loaded = self._started()
         token_ids = await self._rendered(request)
         state.mail.begin(len(token_ids))
-        room = output_room(len(token_ids), request.max_output_tokens, self._options.max_context)
         if state.is_aborted:
-            state.mail.put([], "", "abort")
-            return
+            return  # meanwhile, and was told so
+        room = output_room(len(token_ids), request.max_output_tokens, self._options.max_context)
         self._runs.check_alive()
         if self._loop is None:
             raise EngineError(ErrorCode.UNHEALTHY, "the engine is closed")

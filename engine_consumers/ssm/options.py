@@ -15,7 +15,8 @@ class SsmOptions(Struct, frozen=True, omit_defaults=True):
         dtype: Of weights and states.
         max_context: Tokens of prompt and output together; states do not grow with it, so it bounds time only.
         trained_context: Length that the model was trained for; read from its configuration by default.
-        prefill_chunk: Tokens of a prompt that one step reads beside those that decode.
+        prefill_chunk: Tokens of a prompt that one step reads beside those that decode: 256 on a GPU by default, 64 on a CPU,
+            which reads more at a time no faster.
         readers: Prompts that are read in turns; one of them is kept for prompts of a single piece.
         tokenizer: Folder of the tokenizer, where the model's own has none: mamba_ssm's checkpoints bring none.
         threads: Of the CPU; PyTorch's own choice by default.
@@ -27,7 +28,7 @@ class SsmOptions(Struct, frozen=True, omit_defaults=True):
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
     max_context: Annotated[int, Meta(ge=2)] = 131_072
     trained_context: Positive | None = None
-    prefill_chunk: Positive = 256
+    prefill_chunk: Positive | None = None
     readers: Annotated[int, Meta(ge=2, le=64)] = 4
     tokenizer: str | None = None
     threads: Positive | None = None

@@ -25,6 +25,7 @@ import live_rows
 import policy_rows
 import prediction_row
 import simulate_rows
+import ssm_row
 from hop_rows import latency, throughput
 from install_row import import_seconds, install
 from rich.console import Console
@@ -169,6 +170,7 @@ def main() -> None:
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
         10: lambda: prediction_rows(given.rounds),
         14: chaos_rows,
+        15: lambda: ssm_row.beside_generate(line, spread, given.rounds),
         16: backlog_rows,
         17: lambda: install_rows(given.rounds),
     }

@@ -10,16 +10,15 @@ import sys
 from pathlib import Path
 
 sys.modules["mamba_ssm"] = None
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 import transformers
+from byte_tokenizer import byte_tokenizer
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 VOCABULARY = 316  # no multiple of 8: mamba_ssm pads it
 LENGTH, ASKED, SAID = 300, 40, 32
-TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}[assistant] "
-SPECIAL = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>"}
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -36,15 +35,6 @@ CONFIGS = {
 }
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """One token for each byte."""
-    words = [*SPECIAL.values(), *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    made = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(words)}, merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, chat_template=TEMPLATE, **SPECIAL)
-
-
 def make(name: str, folder: Path) -> None:
     torch.manual_seed(11)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).float().eval()
@@ -56,7 +46,7 @@ def make(name: str, folder: Path) -> None:
         logits = model(ids).logits[0]
         said = model.generate(ids[:, :ASKED], max_new_tokens=SAID, do_sample=False)[0, ASKED:]
     model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
     save_file(
         {"ids": ids[0], "logits": logits.contiguous(), "said": said.contiguous(), "asked": torch.tensor(ASKED)},
         folder / "reference.safetensors",
