@@ -30,10 +30,9 @@ def prepare(device: str) -> None:
     from mamba_ssm.modules import mamba2, mamba_simple
     from mamba_ssm.ops.selective_scan_interface import selective_scan_ref
     from mamba_ssm.ops.triton import layer_norm, layernorm_gated
-    from mamba_ssm.ops.triton.selective_state_update import selective_state_update_ref
 
     mamba_simple.selective_scan_fn = selective_scan_ref
-    mamba_simple.selective_state_update = selective_state_update_ref
+    mamba_simple.selective_state_update = on_cpu.update_of_channels
     mamba2.selective_state_update = on_cpu.update_of_heads
     mamba2.mamba_chunk_scan_combined = on_cpu.chunk_scan
 

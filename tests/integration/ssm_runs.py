@@ -235,6 +235,18 @@ async def case_leaving_at_any_moment_frees_the_place(home: Path) -> None:
             all_is_free(engine)
 
 
+async def case_leaving_while_the_prompt_is_rendered(home: Path) -> None:
+    """Nothing is known of the prompt by then, not even that it is too long: it was aborted, and that is told."""
+    async with engine_of(home / KINDS[1], 2) as engine:
+        for length in (10, 40_000):
+            name = fresh_name()
+            first = asyncio.create_task(run(engine, InferenceRequest(prompt="x" * length), name=name))
+            await asyncio.sleep(0)
+            await engine.abort(name)
+            same(((await first).finish_reason, (await first).tokens), ("abort", []), f"reason and tokens after {length}")
+        all_is_free(engine)
+
+
 async def case_closing_while_a_prompt_is_read(home: Path) -> None:
     async with engine_of(home / KINDS[0]) as engine:
         reading = asyncio.create_task(run(engine, of_length(30_000, 5)))
