@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conformance.engine_runs import same
 from safetensors.torch import load_file, save_file
 
 from engine_consumers.ssm import checkpoints
@@ -133,18 +134,18 @@ async def case_draws_follow_the_probabilities(home: Path) -> None:  # noqa: ARG0
         assert torch.allclose(found, wanted, atol=1.5 / count), (temperature, found.tolist(), wanted.tolist())
 
 
-async def case_penalties_count_what_was_said(home: Path) -> None:
-    model = model_of(home / "mamba2")
-    greedy = Sampling(temperature=0.0)
+@torch.inference_mode()  # as a model gives its logits: outside of it nothing may write to them
+def given(*rows: list[float]) -> torch.Tensor:
+    return torch.tensor(rows)
+
+
+async def case_penalties_count_what_was_said(home: Path) -> None:  # noqa: ARG001
     plain, present, frequent = (
-        Drawing(greedy, 1),
-        Drawing(Sampling(temperature=0.0, presence_penalty=2.0), 1),
-        Drawing(Sampling(temperature=0.0, frequency_penalty=1.0), 1),
+        Drawing(Sampling(temperature=0.0, **penalty), 1)
+        for penalty in ({}, {"presence_penalty": 2.0}, {"frequency_penalty": 1.0})
     )
-    model.step([5])  # logits as the model gives them: nothing else may be written to them
-    logits = model.step([5]) * 0 + torch.tensor([3.0, 2.5, 1.6] + [0.0] * (model.vocabulary - 3))
-    said = [draw(model.step([1, 1, 1]) * 0 + logits, [plain, present, frequent]) for _ in range(4)]
-    assert [list(column) for column in zip(*said, strict=True)] == [[0, 0, 0, 0], [0, 1, 2, 0], [0, 1, 0, 2]], said
+    said = [draw(given(*[[3.0, 2.5, 1.6, 0.0]] * 3), [plain, present, frequent]) for _ in range(4)]
+    same([list(column) for column in zip(*said, strict=True)], [[0, 0, 0, 0], [0, 1, 2, 0], [0, 1, 0, 2]], "tokens")
 
 
 async def case_logits_that_are_not_finite_name_no_token(home: Path) -> None:  # noqa: ARG001

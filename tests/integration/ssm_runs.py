@@ -213,15 +213,16 @@ async def case_leaving_at_any_moment_frees_the_place(home: Path) -> None:
     async with engine_of(home / KINDS[1], 4, prefill_chunk=32) as engine:
         kept = [of_length(length, 12) for length in (1, 33, 64, 300)]
         alone = [await run(engine, request) for request in kept]
-        dice = Random(5)
+        dice, watch = Random(5), Watch(engine)
 
         async def leaver(n: int) -> None:
-            name, pieces = fresh_name(), dice.randrange(4)
+            name, aborts = fresh_name(), dice.randrange(4)
             task = asyncio.create_task(run(engine, of_length(dice.choice((1, 20, 200, 900)), 3, n), name=name, priority=n % 2))
-            for _ in range(dice.randrange(60)):
+            leaves = len(watch.seconds) + dice.randrange(20)
+            while len(watch.seconds) < leaves and not task.done():  # noqa: ASYNC110 - another thread makes the steps
                 await asyncio.sleep(0)
-            if pieces:
-                await asyncio.gather(*(engine.abort(name) for _ in range(pieces)))
+            if aborts:
+                await asyncio.gather(*(engine.abort(name) for _ in range(aborts)))
                 assert (await task).finish_reason in {"abort", "length"}
             else:
                 task.cancel()
