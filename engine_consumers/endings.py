@@ -44,6 +44,7 @@ class Endings:
             usage=generation.usage,
             timing=generation.timing(),
             route=[*job.envelope.route, attempt],
+            experts=generation.experts,
         )
 
     def fit(self, outputs: list[Outgoing]) -> bool:

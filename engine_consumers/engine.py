@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct, field
 
 from schemas.formats import TokenLogprob
-from schemas.messages import FinishReason, InferenceRequest, Usage
+from schemas.messages import ExpertFigures, FinishReason, InferenceRequest, Usage
 
 
 class Piece(Struct, frozen=True):
@@ -25,6 +25,7 @@ class Piece(Struct, frozen=True):
         finish_reason: `stop`, `length` or `abort`.
         usage: Tokens of the prompt and of the whole output.
         logprobs: Of the new tokens, one each, where they were asked for.
+        experts: With the last piece, where the engine is a mixture of experts that tells.
     """
 
     token_ids: list[int]
@@ -32,6 +33,7 @@ class Piece(Struct, frozen=True):
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    experts: ExpertFigures | None = None
 
 
 class EngineFigures(Struct, frozen=True):
@@ -47,6 +49,7 @@ class EngineFigures(Struct, frozen=True):
         trained_context: Length the model was trained for.
         gpu: Index of the GPU on this host.
         gpu_utilization: Share of the last second in which a kernel ran, 0 to 1.
+        experts: Of a mixture of experts.
     """
 
     is_healthy: bool = True
@@ -62,6 +65,7 @@ class EngineFigures(Struct, frozen=True):
     gpu_mem_total_bytes: int | None = None
     gpu_temperature_c: float | None = None
     gpu_utilization: float | None = None
+    experts: ExpertFigures | None = None
 
 
 class Engine(Protocol):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from engine_consumers.engine import Piece
 from schemas.formats import TokenLogprob
-from schemas.messages import FinishReason, Timing, Usage
+from schemas.messages import ExpertFigures, FinishReason, Timing, Usage
 
 MS_PER_S = 1000.0
 
@@ -26,6 +26,7 @@ class Generation:
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
         self.usage = Usage()
+        self.experts: ExpertFigures | None = None
 
     @property
     def text(self) -> str:
@@ -41,6 +42,7 @@ class Generation:
         self.logprobs += piece.logprobs
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.usage = piece.usage or self.usage
+        self.experts = piece.experts or self.experts
 
     @property
     def started_ms(self) -> int:

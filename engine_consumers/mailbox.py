@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from engine_consumers.engine import Piece
 from engine_consumers.errors import EngineError
 from schemas.formats import TokenLogprob
-from schemas.messages import FinishReason, Usage
+from schemas.messages import ExpertFigures, FinishReason, Usage
 
 
 class Mailbox:
-    """The output of one run; to be used from the event loop only."""
+    """The output of one run; to be used from the event loop only.
+
+    Attributes:
+        experts: What the last piece is to tell of them.
+    """
 
     def __init__(self) -> None:
         self._prompt_tokens = self._output_tokens = 0
@@ -18,6 +22,7 @@ class Mailbox:
         self._logprobs: list[TokenLogprob] = []
         self._text = ""
         self._usage: Usage | None = None
+        self.experts: ExpertFigures | None = None
         self._finish: FinishReason | None = None
         self._error: EngineError | None = None
         self._news = asyncio.Event()
@@ -66,4 +71,4 @@ class Mailbox:
         token_ids, text, logprobs = self._token_ids, self._text, self._logprobs
         self._token_ids, self._text, self._logprobs = [], "", []
         usage = (self._usage or Usage(self._prompt_tokens, self._output_tokens)) if self._finish else None
-        return Piece(token_ids, text, self._finish, usage, logprobs)
+        return Piece(token_ids, text, self._finish, usage, logprobs, self.experts if self._finish else None)

@@ -425,6 +425,7 @@ class Worker:
             batch_load=sum(job.order.is_batch for job in self._jobs.values()),
             completed=self._completions.count,
             completions=self._completions.to_tell(),
+            experts=figures.experts,
         )
 
     def _answer(self, question: Question) -> Answer:

@@ -200,11 +200,41 @@ class RouteAttempt(Struct, frozen=True, omit_defaults=True):
     placement: Placement | None = None
 
 
+class ExpertFigures(Struct, frozen=True, omit_defaults=True):
+    """How a mixture of experts got at its experts: since its start, or, in a result, while that request ran.
+
+    What a result tells covers the steps that it shared with others.
+
+    Attributes:
+        hits: Times that an expert was resident when it was needed.
+        misses: Times that it was not, and had to be waited for.
+        stall_ms: Time that steps stood still for them.
+        resident: Experts that are resident now.
+        budget_bytes: What resident ones may take; None: all are.
+        prefetched: Fetched before they were needed.
+        prefetch_used: Of these, those that then were.
+        evicted: That gave way.
+        hottest: The most used of late: layer, expert, and how much.
+    """
+
+    hits: int
+    misses: int
+    stall_ms: float
+    resident: int | None = None
+    resident_bytes: int | None = None
+    budget_bytes: int | None = None
+    prefetched: int = 0
+    prefetch_used: int = 0
+    evicted: int = 0
+    hottest: list[tuple[int, int, float]] = field(default_factory=list)
+
+
 class InferenceResult(Struct, frozen=True, omit_defaults=True):
     """The terminal record: exactly one for each accepted request.
 
     Attributes:
         logprobs: Of each output token, where they were asked for.
+        experts: Where the engine is a mixture of experts that tells.
         output_ref: Where text, tokens and logprobs lie, as a `BlobOutput`, when they are too large for a record.
     """
 
@@ -225,6 +255,7 @@ class InferenceResult(Struct, frozen=True, omit_defaults=True):
     route: list[RouteAttempt] = field(default_factory=list)
     error: ErrorInfo | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    experts: ExpertFigures | None = None
 
 
 class BlobInput(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -314,6 +345,7 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True):
     batch_load: int = 0
     completed: int = 0
     completions: list[Completion] = field(default_factory=list)
+    experts: ExpertFigures | None = None
 
 
 class Envelope(Struct, frozen=True, omit_defaults=True, array_like=True):

@@ -215,6 +215,7 @@ class Service:
         told = {
             "running": self._loop.running,
             "waiting": self._loop.waiting,
+            "max_context": self._loaded.max_context,
             "experts": self._loaded.network.experts.statistics(),
         }
         return json.dumps(told, separators=(",", ":"))

@@ -18,6 +18,7 @@ from engine_consumers.core.checks import check_features, check_sampling, output_
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.mailbox import Mailbox
+from engine_consumers.moe.experts import during, read_experts
 from engine_consumers.moe.folder import Model, model_folder, read_model
 from engine_consumers.moe.options import read_options
 from engine_consumers.moe.profiles import PROFILES, Asked, Names, Said
@@ -30,7 +31,7 @@ from engine_consumers.threads import in_thread
 from schemas.config import EngineConfig
 from schemas.errors import ConfigError, ErrorCode
 from schemas.features import CHAT
-from schemas.messages import InferenceRequest
+from schemas.messages import ExpertFigures, InferenceRequest
 
 if TYPE_CHECKING:
     from engine_consumers.moe.link import Call, Link
@@ -52,6 +53,7 @@ class _Run:
         self.mail = Mailbox()
         self.has_begun = self.is_aborted = False
         self.call: Call | None = None
+        self.experts: ExpertFigures | None = None  # as they were when it began
         self.pump: asyncio.Task[None] | None = None
 
 
@@ -89,6 +91,7 @@ class MoeEngine:
         self._link: Link | None = None
         self._up: _Up | None = None
         self._statistics: dict[str, Any] = {}
+        self._experts: ExpertFigures | None = None
         self._doubt = asyncio.Event()
         self._watchers: list[asyncio.Task[None]] = []
 
@@ -159,6 +162,7 @@ class MoeEngine:
             max_context=up.max_context,
             trained_context=up.model.trained_context,
             features=self._features(up),
+            experts=self._experts,
         )
 
     def estimate_bytes(self, request: InferenceRequest) -> int:
@@ -297,7 +301,7 @@ class MoeEngine:
         try:
             async for response in link.call(values, self._profile.inputs, up.found, self._options.call_timeout_s).responses():
                 said = self._profile.reader(_NOTHING, up.model.words).read(response.values, is_final=False)
-                self._statistics = said.statistics or self._statistics
+                self._take_in(said)
         except EngineError as error:
             log.warning("operation_failed kind=moe op=%s reason=%s", op, error.message)
             return False
@@ -335,6 +339,7 @@ class MoeEngine:
 
     async def _read(self, up: _Up, state: _Run, run: str, asked: Asked, values: dict[str, list[Any]]) -> None:
         limit_s = self._options.run_timeout_s
+        state.experts = self._experts
         state.call = call = up.link.call(values, self._profile.inputs, up.found, limit_s, state.name)
         reader = self._profile.reader(asked, up.model.words)
         async for response in call.responses():
@@ -347,11 +352,17 @@ class MoeEngine:
 
     def _deliver(self, state: _Run, said: Said) -> None:
         state.has_begun = True
-        self._statistics = said.statistics or self._statistics
+        self._take_in(said)
+        if said.finish is not None:
+            state.mail.experts = during(state.experts, self._experts)
         if said.counted is not None:
             state.mail.counted(*said.counted)
         if said.token_ids or said.text or said.finish is not None:
             state.mail.put(said.token_ids, said.text, said.finish)
+
+    def _take_in(self, said: Said) -> None:
+        if said.statistics is not None:
+            self._statistics, self._experts = said.statistics, read_experts(said.statistics)
 
     async def _stop(self, state: _Run) -> None:
         """Wait until the server has let a run go, telling it to, unless the run has ended by itself."""

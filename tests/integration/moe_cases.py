@@ -34,6 +34,7 @@ LIMIT_S = 30.0
 
 def engine_of(**options):
     given = {"max_context": 512, **QUICK, **options}
+    given = {name: value for name, value in given.items() if value is not None}
     return load(EngineConfig(kind="moe", model="m", model_path=MODEL, slots=4, options=given))
 
 
@@ -253,6 +254,21 @@ class Cases:
                 self.triton.kill()
                 self.triton.write("vllm_model", "vllm", 0, VLLM_IN, VLLM_OUT)
                 self.triton.start()
+
+    async def case_our_model_tells_of_its_experts_and_its_context(self):
+        argv = [sys.executable, "-m", "deploy.triton", "--model-path", MODEL, "--threads", "1", "--max-context", "300"]
+        async with started(server=[*argv, "--expert-budget-bytes", "1"], max_context=None) as engine:
+            same(engine.status().max_context, 300)
+            before = engine.status().experts
+            _, _, last = await run(engine, asking("The river", 8))
+            after = engine.status().experts
+            assert before is not None
+            assert after is not None
+            assert last.experts is not None
+            assert last.experts.misses > 0, "one expert for all, and none was missed"
+            same(last.experts.misses, after.misses - before.misses)
+            assert after.hottest
+            same(last.experts.hottest, [])
 
     def cancelled(self) -> list[str]:
         """What the stand-ins have said of runs that nobody wanted any more."""

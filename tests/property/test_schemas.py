@@ -24,7 +24,7 @@ from schemas import (
     headers,
 )
 from schemas.formats import Alternative, OutputFormat, TokenLogprob
-from schemas.messages import RUN_HOPS_MAX, run_id
+from schemas.messages import RUN_HOPS_MAX, ExpertFigures, run_id
 from schemas.strict import StrictRequest
 
 CONTENT_TYPES = st.sampled_from([headers.JSON, headers.MSGPACK])
@@ -100,6 +100,14 @@ ERRORS = st.builds(ErrorInfo, code=st.sampled_from(ErrorCode), message=TEXT, par
 STATUSES = st.sampled_from(["completed", "failed", "cancelled", "expired", "rejected"])
 FINISHES = st.none() | st.sampled_from(["stop", "length", "abort", "error"])
 ATTEMPTS = st.builds(RouteAttempt, engine=TEXT, worker=TEXT, outcome=STATUSES | st.just("retried"), error=st.none() | ERRORS)
+EXPERTS = st.builds(
+    ExpertFigures,
+    hits=INT63,
+    misses=INT63,
+    stall_ms=st.floats(0, 1e9),
+    resident=st.none() | INT32,
+    hottest=st.lists(st.tuples(INT32, INT32, st.floats(0, 1e9)), max_size=3),
+)
 RESULTS = st.builds(
     InferenceResult,
     request_id=TEXT,
@@ -118,6 +126,7 @@ RESULTS = st.builds(
     route=st.lists(ATTEMPTS, max_size=3),
     error=st.none() | ERRORS,
     metadata=METADATA,
+    experts=st.none() | EXPERTS,
 )
 CHUNKS = st.builds(
     TokenChunk,
@@ -145,6 +154,7 @@ STATUS = st.builds(
     max_context=st.none() | INT32,
     kv_cache_usage=FIGURES,
     gpu_mem_used_bytes=st.none() | INT63,
+    experts=st.none() | EXPERTS,
 )
 ENVELOPES = st.builds(
     Envelope,

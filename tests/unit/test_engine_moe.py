@@ -11,13 +11,14 @@ from engine_consumers.engine import Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.mailbox import Mailbox
 from engine_consumers.moe import MoeEngine
+from engine_consumers.moe.experts import during, read_experts
 from engine_consumers.moe.profiles import PROFILES, Asked
 from engine_consumers.moe.server import Server
 from engine_consumers.moe.tensors import Given, Signature, check, shape_of, signature
 from engine_consumers.registry import load
 from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError, ErrorCode
-from schemas.messages import Sampling, Usage
+from schemas.messages import ExpertFigures, Sampling, Usage
 
 SERVER = {"server": ["triton"]}
 RETURNS = ("return_finish_reason", "return_num_input_tokens", "return_num_output_tokens")
@@ -319,6 +320,17 @@ def test_tensorrts_tokens_are_spelled_and_end_at_the_end_token_the_stop_string_o
     assert (cut.token_ids, cut.text, cut.finish) == ([97, 98], "a", "stop")
     assert answers("tensorrt_llm", asked(room=2), response(97, 98))[-1].finish == "length"
     assert answers("tensorrt_llm", asked(), response(97), {})[-1].finish == "stop"
+
+
+def test_experts_are_told_of_since_the_start_and_of_each_run_alone():
+    told = {"hits": 9, "misses": 3, "hit_rate": 0.75, "stall_ms": 4.5, "resident": 4, "hottest": [[0, 1, 2.5]]}
+    before = ExpertFigures(5, 3, 1.25)
+    after = read_experts({"running": 1, "experts": told})
+    assert after == ExpertFigures(9, 3, 4.5, 4, hottest=[(0, 1, 2.5)])
+    assert during(before, after) == ExpertFigures(4, 0, 3.25, 4)
+    assert during(None, after) is None
+    assert during(after, before) is None, "a server that was started anew counts from nothing"
+    assert (read_experts({}), read_experts({"experts": "many"})) == (None, None)
 
 
 def test_what_a_model_counted_is_its_usage():
