@@ -34,7 +34,12 @@ class Report(dict[str, dict[str, Any]]):
 
 
 def report(
-    python: str | Path, script: str, *arguments: str | Path, log: Path, limit_s: float, environment: Mapping[str, str]
+    python: str | Path,
+    script: str,
+    *arguments: str | Path,
+    log: Path,
+    limit_s: float,
+    environment: Mapping[str, str] | None = None,
 ) -> Report:
     """Run a script of this repository with another interpreter, and gather what it tells.
 
@@ -51,7 +56,7 @@ def report(
         try:
             code = subprocess.run(
                 [python, ROOT / script, *arguments],
-                env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, **(environment or {}), "PYTHONPATH": str(ROOT)},
                 stdout=told,
                 stderr=errors,
                 stdin=subprocess.DEVNULL,

@@ -9,7 +9,6 @@ from typing import Any
 from in_environment import report
 
 from deploy.engines import install
-from deploy.engines.environments import OFFLINE
 
 Line = Callable[..., dict[str, Any]]
 Spread = Callable[..., dict[str, float]]
@@ -21,7 +20,7 @@ def beside_generate(line: Line, spread: Spread, rounds: int) -> list[dict[str, A
     python = install("ssm", "cpu", lambda _: None).python
     with tempfile.TemporaryDirectory() as home:
         log = Path(home) / "side.log"
-        told = report(python, "tests/benchmarks/ssm_side.py", home, str(rounds), log=log, limit_s=LIMIT_S, environment=OFFLINE)
+        told = report(python, "tests/benchmarks/ssm_side.py", home, str(rounds), log=log, limit_s=LIMIT_S)
     for case in ("throughput", "first_token"):
         if error := told[case]["error"]:
             raise RuntimeError(error)
