@@ -1,5 +1,6 @@
-"""What the next step of a slot loop does: a token for all that decode, and beside it one piece of one prompt.
+"""What the next step of a slot loop does: a token for all that decode, and beside it a piece of a prompt, or several short ones.
 
+A step reads no more tokens than one piece has, and no piece is cut to fit: where a prompt is cut does not depend on company.
 Prompts take turns by what is left of them, the shortest first, so that a short one does not wait for a long one; but each
 `FAIR_EVERY`th piece goes to whoever came first, so that a long one ends however many short ones come. Of the readers' places
 one is kept for prompts of a single piece. No request holds more than one place.
@@ -60,14 +61,24 @@ class Schedule(Generic[T]):
             heapq.heappush(self._waiting, entry)
         return begun
 
-    def next_piece(self) -> tuple[T, int] | None:
-        """Say whose prompt is read next, and how many tokens of it; None where nothing is to be read."""
+    def next_piece(self, read: int = 0) -> tuple[T, int] | None:
+        """Say whose prompt is read next, and how many tokens of it.
+
+        Args:
+            read: Tokens that this step has read already.
+
+        Returns:
+            None where nothing is to be read, or the next piece belongs to the next step.
+        """
         if not self.reading:
             return None
+        is_fair = (self._pieces + 1) % FAIR_EVERY == 0
+        run = next(iter(self.reading)) if is_fair else min(self.reading, key=self.reading.__getitem__)
+        tokens = min(self._piece, self.reading[run])
+        if read + tokens > self._piece:
+            return None
         self._pieces += 1
-        oldest = next(iter(self.reading))
-        run = oldest if self._pieces % FAIR_EVERY == 0 else min(self.reading, key=self.reading.__getitem__)
-        return run, min(self._piece, self.reading[run])
+        return run, tokens
 
     def read(self, run: T, tokens: int) -> bool:
         """A piece was read; whether that was all. It then decodes, in the row behind the others."""

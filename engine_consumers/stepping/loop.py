@@ -1,7 +1,7 @@
 """The slot loop: a thread that runs the model step by step, for whoever has a place then.
 
-A step gives a token to each request that decodes, and reads one piece of one prompt. Requests join and leave between any two
-steps. What a step gave is handed over all at once.
+A step gives a token to each request that decodes, and reads a piece of a prompt, or several short ones. Requests join and
+leave between any two steps. What a step gave is handed over all at once.
 """
 
 import threading
@@ -209,19 +209,24 @@ class SlotLoop:
             asked = list(schedule.decoding)
             logits = model.step([sequence.last for sequence in asked])
             news += self._taken(asked, draw(logits, [sequence.drawing for sequence in asked]))
-        piece = schedule.next_piece()
-        if piece is not None:
-            sequence, count = piece
-            logits = model.read(sequence.prompt[sequence.done : sequence.done + count], sequence.row)
-            sequence.done += count
-            if schedule.read(sequence, count):
-                model.states.move(sequence.row, len(schedule.decoding) - 1)
-                self._rows.append(sequence.row)
-                sequence.row = -1
-                news += self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
-            elif logits.is_cuda:
-                torch.cuda.current_stream().synchronize()  # so that the step, and its turn, end when the device has done it
+        read = 0
+        while (piece := schedule.next_piece(read)) is not None:
+            news += self._read(*piece)
+            read += piece[1]
         return news
+
+    def _read(self, sequence: Sequence, count: int) -> list[News]:
+        model, schedule = self._model, self._schedule
+        logits = model.read(sequence.prompt[sequence.done : sequence.done + count], sequence.row)
+        sequence.done += count
+        if schedule.read(sequence, count):
+            model.states.move(sequence.row, len(schedule.decoding) - 1)
+            self._rows.append(sequence.row)
+            sequence.row = -1
+            return self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
+        if logits.is_cuda:
+            torch.cuda.current_stream().synchronize()  # so that the step, and its turn, end when the device has done it
+        return []
 
     def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int | None]) -> list[News]:
         news: list[News] = []

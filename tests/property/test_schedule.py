@@ -50,15 +50,17 @@ class Loop:
         assert sum(tokens > self.piece for tokens in schedule.reading.values()) <= max(1, self.readers - 1)
         taken = list(schedule.decoding)
         assert [self.rows[row] for row in range(len(taken))] == taken, "rows are not packed in the order of the step"
-        found = schedule.next_piece()
-        if found is not None:
+        read, had = 0, bool(schedule.reading)
+        while (found := schedule.next_piece(read)) is not None:
             run, tokens = found
-            assert 1 <= tokens <= self.piece
+            assert tokens == min(self.piece, schedule.reading[run]), "a piece was cut to fit"
+            read += tokens
             assert self.rows[self.at[run]] == run
             if schedule.read(run, tokens):
                 row = self.at.pop(run)
                 self.rows[len(schedule.decoding) - 1] = run
                 self.free.append(row)
+        assert had <= read <= self.piece, f"{read} tokens in one step"
         for run in taken:
             self.left[run] -= 1
             if self.left[run] == 0:

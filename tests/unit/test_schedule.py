@@ -36,6 +36,17 @@ def test_short_prompts_are_read_between_the_pieces_of_a_long_one():
     assert pieces(schedule, 4) == [("short", 4), ("other", 7), ("long", 10), ("long", 10)]
 
 
+def test_one_step_reads_several_short_prompts_and_cuts_none_to_fit():
+    schedule = reading(readers=4, long=200, short=4, other=5, third=3)
+    schedule.admit()
+    step = []
+    while (piece := schedule.next_piece(sum(tokens for _, tokens in step))) is not None:
+        schedule.read(*piece)
+        step.append(piece)
+    assert step == [("third", 3), ("short", 4)]
+    assert pieces(schedule, 2) == [("other", 5), ("long", 10)]
+
+
 def test_a_long_prompt_gets_its_share_however_many_short_ones_come():
     schedule = reading(slots=1000, long=30)
     for n in range(100):
