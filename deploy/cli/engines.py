@@ -15,7 +15,7 @@ from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Bound
 from deploy.cli.steering import describe, engine_facts, given, print_facts, steer, wanted
 from deploy.cli.tables import standard_output
-from deploy.engines import DEVICES, LATER, TRANSFORMER, Device, Installed, install, installed
+from deploy.engines import DEVICES, RECIPES, Device, Installed, install, installed, not_installable
 from schemas.config import Config
 
 
@@ -30,20 +30,17 @@ def engines() -> None:
 @click.option("--gpu", "device", flag_value="gpu", help="For an NVIDIA GPU; not tried on one yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was installed as one JSON object.")
 def install_engine(kind: str, device: Device, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
-    r"""Make the environment of an engine, and fetch the small model that comes with it.
+    r"""Make the environment of an engine, and the small model that comes with it: fetched, or trained for a minute.
 
     Takes some 6 GB below the cache (FOREBAY_CACHE). Where all is there already, nothing is done.
 
     \b
-    Example:
+    Examples:
         forebay engines install transformer --cpu
+        forebay engines install ssm --cpu
     """
-    if kind in LATER:
-        message = f"engine {kind!r} is not yet available in this version: `transformer` is, and `sim` needs no install."
-        raise click.UsageError(message)
-    if kind != TRANSFORMER:
-        message = f"no engine called {kind!r} can be installed: `transformer` can, and `sim` needs no install."
-        raise click.UsageError(message)
+    if kind not in RECIPES:
+        raise click.UsageError(not_installable(kind))
     began = time.monotonic()
     found = _watched(kind, lambda report: install(kind, device, report))
     click.echo(f"{kind}: ready after {time.monotonic() - began:.0f} s", err=True)
@@ -78,7 +75,7 @@ def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     Example:
         forebay engines list
     """
-    found = [one for device in DEVICES if (one := installed(TRANSFORMER, device))]
+    found = [one for kind in RECIPES for device in DEVICES if (one := installed(kind, device))]
     if as_json:
         click.echo(msgspec.json.encode(found))
         return
@@ -89,8 +86,8 @@ def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
     for entry in found:
         table.add_row(entry.kind, entry.device, _versions(entry), entry.python)
     standard_output().print(table)
-    if not found:
-        click.echo("transformer: not installed: forebay engines install transformer --cpu", err=True)
+    for kind in [kind for kind in RECIPES if kind not in {entry.kind for entry in found}]:
+        click.echo(f"{kind}: not installed: forebay engines install {kind} --cpu", err=True)
 
 
 @engines.command("set")
@@ -158,7 +155,7 @@ def reset_engine(*, name: str, config: Config) -> None:
 
 
 def _line(entry: Installed) -> str:
-    return f"{entry.kind} ({entry.device}): {_versions(entry)}; model {entry.model_path}; python {entry.python}"
+    return f"{entry.kind} ({entry.device}): {_versions(entry)}; model {entry.model_path} ({entry.weights}); python {entry.python}"
 
 
 def _versions(entry: Installed) -> str:

@@ -1,27 +1,28 @@
-"""Environments of the engines, one per kind and device, and the model that comes with them."""
+"""Environments of the engines, one per kind and device, and the models that come with them."""
 
 from deploy.engines.environments import (
-    DEVICES,
     LATER,
-    TRANSFORMER,
-    Device,
+    RECIPES,
     Installed,
+    engine_config,
     install,
     installed,
-    transformer_engine_config,
+    not_installable,
     worker_environment,
 )
 from deploy.engines.packages import packages_folder
+from deploy.engines.recipes import DEVICES, Device
 
 __all__ = [
     "DEVICES",
     "LATER",
-    "TRANSFORMER",
+    "RECIPES",
     "Device",
     "Installed",
+    "engine_config",
     "install",
     "installed",
+    "not_installable",
     "packages_folder",
-    "transformer_engine_config",
     "worker_environment",
 ]

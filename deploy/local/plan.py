@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from deploy.engines import transformer_engine_config, worker_environment
+from deploy.engines import RECIPES, engine_config, worker_environment
 from deploy.local import brokers, settings
 from deploy.local.errors import NotAvailable
 from deploy.local.home import BrokerKind, Home, State
@@ -137,7 +137,7 @@ def default_engines(config: Config) -> tuple[list[str], str | None]:
     real = sorted(name for name, engine in config.engines.items() if not engine.is_simulated)
     if real:
         return real, None
-    if "transformer" not in config.engines and transformer_engine_config() is not None:
+    if "transformer" not in config.engines and engine_config("transformer") is not None:
         return ["transformer"], None
     names = sorted(config.engines) or ["sim"]
     said = "no engine is installed: answers are made up, without a model, by"
@@ -150,8 +150,8 @@ def _engines(wanted: Sequence[str], config: Config, notes: list[str]) -> list[st
         notes += [note] if note else []
         return names
     for name in wanted:
-        if name not in config.engines and name not in ("sim", "transformer"):
-            known = ", ".join(sorted({*config.engines, "sim", "transformer"}))
+        if name not in config.engines and name != "sim" and name not in RECIPES:
+            known = ", ".join(sorted({*config.engines, "sim", *RECIPES}))
             message = f"`engines.{name}`: no such engine: known are {known}; others are configured in forebay.toml"
             raise ConfigError(message)
     return list(dict.fromkeys(wanted))
@@ -160,9 +160,9 @@ def _engines(wanted: Sequence[str], config: Config, notes: list[str]) -> list[st
 def _known(name: str) -> EngineConfig:
     if name == "sim":
         return SIM
-    found = transformer_engine_config()
+    found = engine_config(name)
     if found is None:
-        message = "the engine transformer is not installed: `forebay engines install transformer`, or `--engine sim`"
+        message = f"the engine {name} is not installed: `forebay engines install {name}`, or `--engine sim`"
         raise NotAvailable(message)
     return found
 

@@ -8,10 +8,10 @@ from conformance.engine_harnesses import Harness
 from in_environment import Report, report
 from virtual_loop import run_virtual
 
-from deploy.engines.environments import OFFLINE, cpu_environment, install
+from deploy.engines import engine_config, install
 
 SUITE_S = 1500
-INSTALLED = ("sim", "transformer")  # the environment of `ssm` is made by hand as yet: run_engine_cases.py runs its cases there
+INSTALLED = ("sim", "transformer", "ssm")
 
 
 def sim_report() -> Report:
@@ -23,9 +23,10 @@ def sim_report() -> Report:
 def real_report(kind: str, log: Path) -> Report:
     """Run the cases on a real model on the CPU, installing what is not there."""
     found = install(kind, "cpu", report=lambda _: None)
-    environment = cpu_environment(Path(found.python)) if kind == "transformer" else OFFLINE
+    config = engine_config(kind, "cpu")
+    assert config is not None, "an engine that was just installed"
     script = "tests/conformance/run_engine_cases.py"
-    return report(found.python, script, kind, found.model_path, log=log, limit_s=SUITE_S, environment=environment)
+    return report(found.python, script, kind, found.model_path, log=log, limit_s=SUITE_S, environment=config.env)
 
 
 @pytest.fixture(scope="module")

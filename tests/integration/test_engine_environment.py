@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.engines import install, transformer_engine_config, worker_environment
+from deploy.engines import engine_config, install, worker_environment
 from deploy.engines.packages import PACKAGES
 
 INSTALL_S = 1500
@@ -28,7 +28,7 @@ print(json.dumps({{
 @pytest.mark.timeout(INSTALL_S)
 def test_the_environment_holds_vllm_and_this_very_forebay(tmp_path):
     install("transformer", "cpu", lambda _: None)
-    config = transformer_engine_config()
+    config = engine_config("transformer")
     environment = {**os.environ, **worker_environment(config.python)}
     done = subprocess.run(
         [config.python, "-P", "-c", ASK], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False

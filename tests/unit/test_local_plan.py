@@ -22,7 +22,7 @@ REAL, MADE_UP, SIM = {"kind": "transformer"}, {"kind": "moe", "backend": "sim"},
     ],
 )
 def test_real_ones_before_simulated_ones(monkeypatch, engines, installed, names, is_made_up):
-    monkeypatch.setattr(plan, "transformer_engine_config", lambda: EngineConfig(kind="transformer") if installed else None)
+    monkeypatch.setattr(plan, "engine_config", lambda kind: EngineConfig(kind=kind) if installed else None)
     found, note = plan.default_engines(parse_config({"engines": engines}))
     assert (found, note is not None) == (names, is_made_up)
     assert note is None or all(f"`{name}`" in note for name in names)
