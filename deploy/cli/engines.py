@@ -3,19 +3,23 @@
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 
 import click
 import msgspec
+from msgspec import Struct, structs
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from broker.steering import check_engine, engine_change
 from deploy.cli.common import config_option, json_option, run
 from deploy.cli.numbers import Bound
 from deploy.cli.steering import describe, engine_facts, given, print_facts, steer, wanted
 from deploy.cli.tables import standard_output
-from deploy.engines import DEVICES, RECIPES, Device, Installed, install, installed, not_installable
+from deploy.engines import DEVICES, RECIPES, Device, Installed, engine_config, install, installed, not_installable, try_token
+from deploy.local.plan import SIM
 from schemas.config import Config
 
 
@@ -67,27 +71,78 @@ def _watched(kind: str, work: Callable[[Callable[[str], None]], Installed]) -> I
 
 
 @engines.command("list")
+@click.option("--try/--no-try", "tries", default=True, show_default=True, help="Start each one and ask it for a token.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_engines(as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
-    r"""List the engines that can run here.
+def list_engines(tries: bool, as_json: bool) -> None:  # noqa: FBT001 - click passes flags so
+    r"""List the engines of each kind and device: what is installed, and whether it really gives a token.
+
+    Each engine that is installed is started in its own environment, which takes up to a minute or two for each.
 
     \b
-    Example:
+    Examples:
         forebay engines list
+        forebay engines list --no-try --json
     """
-    found = [one for kind in RECIPES for device in DEVICES if (one := installed(kind, device))]
+    rows = [_tried(row, tries=tries) for row in _rows()]
     if as_json:
-        click.echo(msgspec.json.encode(found))
+        click.echo(msgspec.json.encode(rows))
         return
-    table = Table("engine", "device", box=None)
-    for column in ("versions", "python"):
+    table = Table("engine", "device", "state", box=None)
+    for column in ("versions", "model", "python"):
         table.add_column(column, overflow="fold")
-    table.add_row("sim", "-", "-", sys.executable)
-    for entry in found:
-        table.add_row(entry.kind, entry.device, _versions(entry), entry.python)
+    for row in rows:
+        model = f"{row.model} ({row.weights})" if row.weights else row.model or "-"
+        table.add_row(row.kind, row.device, Text(_state(row)), _versions(row.versions) or "-", model, row.python or "-")
     standard_output().print(table)
-    for kind in [kind for kind in RECIPES if kind not in {entry.kind for entry in found}]:
-        click.echo(f"{kind}: not installed: forebay engines install {kind} --cpu", err=True)
+
+
+class _Row(Struct, frozen=True):
+    """An engine of a kind for a device, as it is told of."""
+
+    kind: str
+    device: str
+    installed: bool = False
+    python: str | None = None
+    model: str | None = None
+    weights: str | None = None
+    versions: dict[str, str] = {}
+    works: bool | None = None
+    told: str | None = None
+    seconds: float | None = None
+
+
+def _rows() -> list[_Row]:
+    rows = [_Row("sim", "-", installed=True, python=sys.executable)]
+    for kind, device in product(RECIPES, reversed(DEVICES)):
+        found = installed(kind, device)
+        rows.append(
+            _Row(kind, device, True, found.python, found.model, found.weights, found.versions)  # noqa: FBT003
+            if found
+            else _Row(kind, device)
+        )
+    return rows
+
+
+def _tried(row: _Row, *, tries: bool) -> _Row:
+    """Add what a trial tells; one that is not installed tells how to install it."""
+    if not row.installed:
+        return structs.replace(row, told=f"forebay engines install {row.kind} --{row.device}")
+    if not tries:
+        return row
+    config = SIM if row.device == "-" else engine_config(row.kind, row.device)  # type: ignore[arg-type]
+    if config is None:
+        return structs.replace(row, works=False, told="it was removed while this was read")
+    click.echo(f"{row.kind} ({row.device}): asking for a token", err=True)
+    found = try_token(config)
+    return structs.replace(row, works=found.works, told=found.told, seconds=found.seconds)
+
+
+def _state(row: _Row) -> str:
+    if not row.installed:
+        return f"not installed: {row.told}"
+    if row.works is None:
+        return "installed, not tried"
+    return f"works: {row.told!r} after {row.seconds:.0f} s" if row.works else f"does not work: {row.told}"
 
 
 @engines.command("set")
@@ -155,8 +210,9 @@ def reset_engine(*, name: str, config: Config) -> None:
 
 
 def _line(entry: Installed) -> str:
-    return f"{entry.kind} ({entry.device}): {_versions(entry)}; model {entry.model_path} ({entry.weights}); python {entry.python}"
+    what = f"{entry.kind} ({entry.device}): {_versions(entry.versions)}"
+    return f"{what}; model {entry.model_path} ({entry.weights}); python {entry.python}"
 
 
-def _versions(entry: Installed) -> str:
-    return ", ".join(f"{name} {version}" for name, version in sorted(entry.versions.items()))
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))

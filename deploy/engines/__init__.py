@@ -1,7 +1,6 @@
 """Environments of the engines, one per kind and device, and the models that come with them."""
 
 from deploy.engines.environments import (
-    LATER,
     RECIPES,
     Installed,
     engine_config,
@@ -12,17 +11,19 @@ from deploy.engines.environments import (
 )
 from deploy.engines.packages import packages_folder
 from deploy.engines.recipes import DEVICES, Device
+from deploy.engines.trying import Tried, try_token
 
 __all__ = [
     "DEVICES",
-    "LATER",
     "RECIPES",
     "Device",
     "Installed",
+    "Tried",
     "engine_config",
     "install",
     "installed",
     "not_installable",
     "packages_folder",
+    "try_token",
     "worker_environment",
 ]

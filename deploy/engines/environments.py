@@ -15,14 +15,13 @@ import msgspec
 from msgspec import Struct
 
 from deploy.engines.packages import packages_folder, requirements
-from deploy.engines.recipes import DEVICES, Device, Environment, Model, Recipe, Report, Step, ssm, transformer
+from deploy.engines.recipes import DEVICES, Device, Environment, Model, Recipe, Report, Step, hybrid, moe, ssm, transformer
 from deploy.local.cache import cache_home, locked, make_once
 from deploy.local.command import output, uv
 from deploy.local.errors import LocalStackError, NotAvailable
 from schemas.config import EngineConfig
 
-RECIPES: dict[str, Recipe] = {recipe.kind: recipe for recipe in (transformer.RECIPE, ssm.RECIPE)}
-LATER = ("moe",)
+RECIPES: dict[str, Recipe] = {recipe.kind: recipe for recipe in (transformer.RECIPE, ssm.RECIPE, moe.RECIPE, hybrid.RECIPE)}
 INSTALL_S = 3_600.0  # 6 GB on a slow line
 VENV_S = 120.0
 LOCK_S = 7_200.0
@@ -111,13 +110,8 @@ def install(kind: str, device: Device, report: Report) -> Installed:
 
 def not_installable(kind: str) -> str:
     """Say why a kind cannot be installed, and which can."""
-    why = (
-        f"engine {kind!r} is not yet available in this version"
-        if kind in LATER
-        else f"no engine called {kind!r} can be installed"
-    )
     known = ", ".join(f"`{one}`" for one in RECIPES)
-    return f"{why}: expected one of {known}; `sim` needs no install"
+    return f"no engine called {kind!r} can be installed: expected one of {known}; `sim` needs no install"
 
 
 def worker_environment(python: str | None) -> dict[str, str]:

