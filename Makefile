@@ -31,7 +31,7 @@ stage = @echo "== $(1)"; start=$$(date +%s); code=0; $(2) || code=$$?; \
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1 | \2/p' Makefile | column -t -s '|' 2>/dev/null || grep '## ' Makefile
 
-demo: .venv/.core ## the stack, a real model and twenty prompts, then a clean stop
+demo: .venv/.core ## the stack, a real model and twenty prompts, then a clean stop: ENGINES="transformer ssm moe"
 	@$(BIN)/forebay demo $(engine_options)
 
 test: .venv/.dev ## every layer of tests

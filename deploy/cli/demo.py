@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import click
 from msgspec import structs
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from deploy.cli.common import run
 from deploy.demo import Answers, ask_all, read_passages, stream_one
-from deploy.engines import install
+from deploy.engines import RECIPES, install, is_tiny, weights_of
 from deploy.local import stack
 from deploy.local.home import Home
 from deploy.local.plan import Wanted
@@ -41,20 +42,21 @@ OUT = Path("demo-output")
 @click.option("--broker", type=click.Choice(["auto", "kafka", "tansu"]), default="auto", show_default=True, help="Which broker.")
 @click.option("--keep", is_flag=True, help="Leave the stack running.")
 def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, keep: bool) -> None:  # noqa: FBT001
-    r"""From nothing to answers: installs the engine, starts the stack, answers twenty passages, streams one, stops.
+    r"""From nothing to answers: installs the engines, starts the stack, answers twenty passages, streams one, stops.
 
-    Ends with 0 only if every passage was answered.
+    The passages are dealt out among the engines. Ends with 0 only if every passage was answered.
 
     \b
-    Example:
+    Examples:
         forebay demo
+        forebay demo --engine transformer --engine ssm --engine moe
         forebay demo --engine sim --keep
     """
     wanted = engines or ("transformer",)
     began = time.monotonic()
     simulated = _simulated(home)
     for name in wanted:
-        if name not in simulated:
+        if name in RECIPES and name not in simulated:
             install(name, "cpu", partial(_say_of, began, name))
     home = home or Path(tempfile.mkdtemp(prefix="forebay-demo-"))
     try:
@@ -96,16 +98,20 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
     kinds = [config.engines[name].kind for name in engines]
     requests = [_aimed(request, kinds, n) for n, request in enumerate(read_passages())]
     for name in engines:
-        if config.engines[name].is_simulated:
+        engine = config.engines[name]
+        if engine.is_simulated:
             _say(began, f"{name} is simulated: its answers are made up, without a model")
+        elif (label := weights_of(engine)) and is_tiny(label):
+            _say(began, f"{name} runs {engine.model}, which is {label}: its answers show the path, not what the engine can say")
     tenants = len({request.tenant for request in requests})
     _say(began, f"asking about {len(requests)} passages for {tenants} tenants")
-    came = Answers([])
+    came, asked, last = Answers([]), time.monotonic(), dict[str, float]()
     try:
         with _progress(len(requests)) as tick:
 
             def answered(result: InferenceResult) -> None:
                 came.results.append(result)
+                last[result.engine or "-"] = time.monotonic() - asked
                 tick(result)
 
             answers = run(ask_all(config, requests, answered))
@@ -116,6 +122,7 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
             _say(began, f"{len(came.results)} of {len(requests)} answers: {out / 'answers.jsonl'}")
     console = Console(width=None if sys.stdout.isatty() else PLAIN_COLUMNS)
     console.print(_table(requests, answers))
+    console.print(_by_engine(config, answers, last))
     click.echo(f"streaming: {STREAMED}")
     chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96, sampling=Sampling(temperature=0.0))
     result = run(stream_one(config, _aimed(chat, kinds, 0), lambda text: click.echo(text, nl=False)))
@@ -139,6 +146,22 @@ def _table(requests: list[InferenceRequest], answers: Answers) -> Table:
         short = answer if len(answer) <= ANSWER_CHARS else answer[:ANSWER_CHARS] + "…"
         table.add_row(result.tenant, result.engine or "-", str(result.usage.output_tokens), latency, f"[dim]{question}[/dim]")
         table.add_row("", "", "", "", Text(short))
+    return table
+
+
+def _by_engine(config: Config, answers: Answers, last: dict[str, float]) -> Table:
+    """What each engine did, up to its own last answer; all were asked at once."""
+    table = Table("engine", "kind", "model", "weights", box=None, title="by engine", title_justify="left")
+    for column in ("requests", "tokens", "median latency", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name in sorted({result.engine or "-" for result in answers.results}):
+        results = [result for result in answers.results if (result.engine or "-") == name]
+        tokens = sum(result.usage.output_tokens for result in results)
+        latency = f"{median(result.timing.latency_ms or 0 for result in results) / 1000:.1f} s"
+        rate = f"{tokens / max(last.get(name, 0.0), 0.001):.1f}"
+        engine = config.engines.get(name)
+        facts = (engine.kind, engine.model, weights_of(engine) or "-") if engine else ("-", "-", "-")
+        table.add_row(name, *facts, str(len(results)), str(tokens), latency, rate)
     return table
 
 

@@ -7,10 +7,12 @@ from deploy.engines.environments import (
     install,
     installed,
     not_installable,
+    weights_of,
     worker_environment,
 )
 from deploy.engines.packages import packages_folder
 from deploy.engines.recipes import DEVICES, Device
+from deploy.engines.tiny import is_tiny
 from deploy.engines.trying import Tried, try_token
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "engine_config",
     "install",
     "installed",
+    "is_tiny",
     "not_installable",
     "packages_folder",
     "try_token",
+    "weights_of",
     "worker_environment",
 ]

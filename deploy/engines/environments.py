@@ -146,6 +146,14 @@ def engine_config(kind: str, device: Device | None = None) -> EngineConfig | Non
     return RECIPES[kind].config(found.device, Path(found.python), Path(found.model_path)) if found else None
 
 
+def weights_of(engine: EngineConfig) -> str | None:
+    """Say what kind of weights a configured engine runs, where they are those that came with it; made up ones are none."""
+    if engine.is_simulated:
+        return "none"
+    models = [model for recipe in RECIPES.values() for model in recipe.models]
+    return next((model.label for model in models if engine.model_path == str(cache_home() / model.folder)), None)
+
+
 def _folder(environment: Environment, device: Device) -> Path:
     return cache_home() / "engines" / f"{environment.name}-{device}"
 

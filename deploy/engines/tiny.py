@@ -11,6 +11,11 @@ SCRIPT, CORPUS = "tiny_training.py", "tiny_corpus.jsonl"
 TRAIN_S = 900.0
 
 
+def is_tiny(label: str) -> bool:
+    """Whether weights of that label are of a tiny model."""
+    return label == LABEL
+
+
 def model(name: str) -> Model:
     """Give the tiny model of a name that the script knows; other sentences or another training make another folder."""
     here = Path(__file__).parent

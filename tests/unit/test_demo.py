@@ -12,6 +12,7 @@ from deploy.cli import demo
 from deploy.demo import Answers, read_passages
 from deploy.local.home import Home
 from schemas import InferenceResult
+from schemas.messages import Timing, Usage
 
 
 @pytest.fixture
@@ -85,3 +86,35 @@ def test_answers_are_written_once_all_came(world, monkeypatch):
     assert done.exit_code == 0, done.output
     ids = [json.loads(line)["request_id"] for line in (world.out / "answers.jsonl").read_text().splitlines()]
     assert ids == [f"r{n}" for n in range(len(read_passages()))]
+
+
+def test_a_table_says_what_each_engine_did(world, monkeypatch):
+    Home(world.home).config.write_text('[engines.sim]\nkind = "sim"\n[engines.m]\nkind = "moe"\nmodel = "tiny-mixtral"\n')
+    kinds = {}
+
+    async def ask_all(_config, requests, answered):
+        results = []
+        for n, request in enumerate(requests):
+            kinds[request.routing_hint] = kinds.get(request.routing_hint, 0) + 1
+            engine = "m" if request.routing_hint == "moe" else "sim"
+            timing = Timing(latency_ms=2_000.0 if engine == "m" else 500.0)
+            results.append(
+                InferenceResult(f"r{n}", "completed", output_text="yes", engine=engine, usage=Usage(9, 3), timing=timing)
+            )
+            answered(results[-1])
+        return Answers(results)
+
+    async def stream_one(*_):
+        return None
+
+    monkeypatch.setattr(demo, "stream_one", stream_one)
+    monkeypatch.setattr(demo, "ask_all", ask_all)
+    arguments = ["--engine", "sim", "--engine", "m", "--home", str(world.home), "--out", str(world.out)]
+    done = CliRunner().invoke(demo.demo, arguments)
+    assert done.exit_code == 0, done.output
+    assert kinds == {"sim": 10, "moe": 10}
+    table = done.output.partition("by engine")[2]
+    lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip().startswith(("m ", "sim "))}
+    assert lines["m"][:3] == ["m", "moe", "tiny-mixtral"]
+    assert lines["m"][4:8] == ["10", "30", "2.0", "s"]
+    assert lines["sim"][3:8] == ["none", "10", "30", "0.5", "s"]
