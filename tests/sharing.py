@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 from trees import ROOT
 
-from deploy.engines.environments import OFFLINE, cpu_environment, install
+from deploy.engines import engine_config, install
 from engine_consumers.core.slices import Seat, Table
 from schemas.config import EngineConfig, TimeSlicesConfig
 
 LOOK_S = 0.005
+STILL_S = 0.3  # without a token: it is idle
 SLOTS = 2  # requests that each engine always has
 OPTIONS = {
     "ssm": {"device": "cpu", "dtype": "float32", "max_context": 512, "threads": 1},
@@ -51,14 +52,15 @@ class Sharing:
     """
 
     def __init__(self, kind: str, files: Path, name: str, slices: TimeSlicesConfig | None) -> None:
-        found = install(kind, "cpu", report=lambda _: None)
+        found = install(kind, "cpu", lambda _: None)
+        installed = engine_config(kind, "cpu")
+        assert installed is not None, "an engine that was just installed"
         config = EngineConfig(kind, model_path=found.model_path, slots=SLOTS, options=OPTIONS[kind], time_slices=slices)
         self._folder = Path(slices.folder) / slices.device if slices is not None and slices.folder else None
         self._count, self._log = files / f"{name}.count", files / f"{name}.log"
-        environment = cpu_environment(Path(found.python)) if kind == "transformer" else OFFLINE
         self._process = subprocess.Popen(
             [found.python, ROOT / "tests/integration/sliced_engine.py", msgspec.json.encode(config).decode(), self._count],
-            env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, **installed.env, "PYTHONPATH": str(ROOT)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log.open("wb"),
@@ -104,7 +106,7 @@ class Sharing:
 
     def moment(self) -> Moment:
         """Give how far it has come."""
-        table = self.table()
+        table = self.table() if self._folder is not None else Table()
         return Moment(table.turns, self.tokens, table.seats.get(self.seat, Seat(1.0)).used_ns, time.monotonic_ns())
 
     def until(self, holds: Callable[[], bool], limit_s: float = 120.0) -> None:
@@ -116,6 +118,24 @@ class Sharing:
                 code = self._process.wait(LOOK_S)
                 message = f"it ended with {code}: {self._log.read_text(errors='replace')[-3000:]}"
                 raise AssertionError(message)
+
+    def pause(self) -> None:
+        """Let it be idle, and wait until it is."""
+        self._say("pause")
+        made = -1
+        while made != self.tokens:
+            made, since = self.tokens, time.monotonic()
+            self.until(lambda since=since: time.monotonic() > since + STILL_S)
+
+    def go(self) -> None:
+        """Let it work again, and wait until it does."""
+        self._say("go")
+        self.goes_on()
+
+    def _say(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{word}\n".encode())
+        self._process.stdin.flush()
 
     def goes_on(self) -> None:
         """Wait until it has made some more tokens."""
@@ -161,9 +181,20 @@ def sharing(kinds: dict[str, str], files: Path, weights: dict[str, float], **sli
             one.close()
 
 
+def over_time(engines: list[Sharing], seconds: float) -> list[Moment]:
+    """Let time pass, and give what each engine made of it."""
+    since = time.monotonic()
+    return _between(engines, lambda: time.monotonic() >= since + seconds)
+
+
 def over_turns(engines: list[Sharing], turns: int) -> list[Moment]:
     """Let so many turns pass, and give what each engine made of them."""
+    since = engines[0].moment().turns
+    return _between(engines, lambda: engines[0].table().turns >= since + turns)
+
+
+def _between(engines: list[Sharing], ends: Callable[[], bool]) -> list[Moment]:
     before = [one.moment() for one in engines]
-    engines[0].until(lambda: engines[0].table().turns >= before[0].turns + turns)
+    engines[0].until(ends)
     after = [one.moment() for one in engines]
     return [Moment(*(b - a for a, b in zip(one, other, strict=True))) for one, other in zip(before, after, strict=True)]

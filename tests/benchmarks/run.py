@@ -25,6 +25,7 @@ import live_rows
 import policy_rows
 import prediction_row
 import simulate_rows
+import slices_row
 import ssm_row
 from hop_rows import latency, throughput
 from install_row import import_seconds, install
@@ -173,6 +174,7 @@ def main() -> None:
         15: lambda: ssm_row.beside_generate(line, spread, given.rounds),
         16: backlog_rows,
         17: lambda: install_rows(given.rounds),
+        18: lambda: slices_row.turns(line, spread, given.rounds),
     }
     relax_collector()  # as the dispatcher process does; the bare loop profits too
     rows = [int(row) for row in given.rows.split(",") if row]

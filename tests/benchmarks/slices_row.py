@@ -1,0 +1,74 @@
+"""Row 18: what turns at a shared device cost, and whether they share it as they should: small SSM engines on the CPU."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sharing import Moment, Sharing, over_time, sharing
+
+from schemas.config import TimeSlicesConfig
+
+Line = Callable[..., dict[str, Any]]
+Spread = Callable[..., dict[str, float]]
+WINDOW_S = 4.0
+WEIGHTS = {"heavy": 2.0, "light": 1.0}
+NS_PER_S = 1e9
+ALONE, TWO, SHARE = 1.05, 1.15, 0.05  # goals
+
+
+def turns(line: Line, spread: Spread, rounds: int) -> list[dict[str, Any]]:
+    """One engine with and without turns, and two with turns, all of them idle but those that are measured."""
+    alone, two, device, tokens = [], [], [], []
+    with tempfile.TemporaryDirectory() as home, _engines(Path(home)) as (plain, taking, pair):
+        for _ in range(rounds):
+            without, with_turns = _measured([plain]), _measured([taking])
+            both = _measured(pair)
+            speed = _speed(*without)
+            alone.append(speed / _speed(*with_turns))
+            two.append(max(one.at_ns for one in both) / NS_PER_S / sum(one.tokens / speed for one in both))
+            device.append(both[0].used_ns / both[1].used_ns)
+            tokens.append(both[0].tokens / both[1].tokens)
+    share = f"2 within {SHARE:.0%}"
+    rows = (
+        ("one engine's time with turns over that without", alone, f"<= {ALONE}x", median(alone) <= ALONE),
+        ("two engines' time with turns over the sum of their times alone", two, f"<= {TWO}x", median(two) <= TWO),
+        ("device time of weight 2 over weight 1", device, share, abs(median(device) / 2 - 1) <= SHARE),
+        ("tokens of weight 2 over weight 1", tokens, share, abs(median(tokens) / 2 - 1) <= SHARE),
+    )
+    return [
+        line(18, metric, spread(values, 3), None, "1" if "time with" in metric else "2", round(median(values), 3), goal, is_met)
+        for metric, values, goal, is_met in rows
+    ]
+
+
+@contextlib.contextmanager
+def _engines(home: Path) -> Iterator[tuple[Sharing, Sharing, list[Sharing]]]:
+    with contextlib.ExitStack() as stack:
+        found = []
+        for name, slices in (("plain", None), ("taking", TimeSlicesConfig("own", folder=str(home / "own")))):
+            one = Sharing("ssm", home, name, slices)
+            stack.callback(one.close)
+            one.up()
+            one.pause()
+            found.append(one)
+        pair = stack.enter_context(sharing(dict.fromkeys(WEIGHTS, "ssm"), home, WEIGHTS))
+        for one in pair:
+            one.pause()
+        yield found[0], found[1], pair
+
+
+def _measured(engines: list[Sharing]) -> list[Moment]:
+    for one in engines:
+        one.go()
+    found = over_time(engines, WINDOW_S)
+    for one in engines:
+        one.pause()
+    return found
+
+
+def _speed(moment: Moment) -> float:
+    """Tokens per second."""
+    return moment.tokens / (moment.at_ns / NS_PER_S)
