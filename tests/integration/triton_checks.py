@@ -12,9 +12,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch
 import triton_cases
 import triton_server
-import torch
 from in_environment import tell_cases
 
 CASES = {
