@@ -41,6 +41,7 @@ log = logging.getLogger("forebay.engine")
 WATCH_S = 0.5
 MISSES_MAX = 3  # answers in a row that may be missing
 ABORT_AGAIN_S = 0.05
+LAST_WORD_S = 2.0
 CLOSE_S = 10.0
 BYTES_PER_TOKEN = 4  # of text, for estimates only
 
@@ -254,14 +255,17 @@ class MoeEngine:
             elif why is None:
                 await self._ask_status()
             elif (is_doubted or misses >= MISSES_MAX) and self._runs.away is None:
-                self._lose(why)
+                await self._lose(why)
 
     async def _watch_child(self, server: Server) -> None:
         self._die(await server.ended())
 
-    def _lose(self, why: str) -> None:
-        """The server is gone: for good where it is our own."""
+    async def _lose(self, why: str) -> None:
+        """The server is gone: for good where it is our own, which may say more by how it ended."""
         if self._server is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_WORD_S):
+                    why = await self._server.ended()
             self._die(why)
             return
         log.warning("server_away kind=moe reason=%s", why)

@@ -1,5 +1,6 @@
 """What may be set of an engine behind Triton from `[engines.<name>.options]`."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
@@ -54,6 +55,9 @@ def read_options(given: dict[str, Any]) -> MoeOptions:
         ConfigError: One is unknown or out of bounds, or it is not said which server.
     """
     options = parse_options(MoeOptions, given)
+    if options.url is not None and not re.fullmatch(r"[^/\s]+:\d{1,5}", options.url):
+        message = f"`options.url`: expected the host:port of a Triton server's gRPC, got {options.url!r}"
+        raise ConfigError(message)
     if bool(options.url) == bool(options.server):
         said = "both are set" if options.url else "neither is set"
         message = (

@@ -61,6 +61,7 @@ def engine_of(tmp_path, *, model=True, **fields):
     [
         ({"options": {}}, "`options.url`, `options.server`: neither is set: expected the address of a Triton server"),
         ({"options": {**SERVER, "url": "a:1"}}, "`options.url`, `options.server`: both are set"),
+        ({"options": {"url": "http://a:1"}}, "`options.url`: expected the host:port of a Triton server's gRPC, got 'http://a:1'"),
         ({"options": {**SERVER, "profile": "tgi"}}, "`options.profile`: .*'tgi'"),
         ({"options": {**SERVER, "message_bytes_max": 10}}, "`options.message_bytes_max`: .*>= 4096"),
         ({"options": {**SERVER, "port": 1}}, "`options.port`: unknown option: expected one of call_timeout_s, chat_template"),
