@@ -25,7 +25,7 @@ uv = env -u VIRTUAL_ENV -u UV_PYTHON UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWN
 stage = @echo "== $(1)"; start=$$(date +%s); code=0; $(2) || code=$$?; \
 	echo "== $(1): $$(if [ $$code = 0 ]; then echo ok; else echo failed; fi) after $$(($$(date +%s) - start)) s"; exit $$code
 
-.PHONY: help demo test check lint types imports chaos-sim chaos bench fmt clean
+.PHONY: help demo test check lint types imports chaos-sim chaos bench gpu fmt clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -56,6 +56,9 @@ bench: .venv/.dev ## figures, by row: ROWS=1,2,3,17
 
 chaos: .venv/.dev ## real faults under load, from a seed: SEED=1 REQUESTS=5000 FAULTS=30
 	@$(BIN)/python tests/chaos/run.py --seed $(SEED) --requests $(REQUESTS) --faults $(FAULTS)
+
+gpu: .venv/.core ## every engine once on an NVIDIA GPU; ends with 3 where there is none
+	@$(BIN)/python tests/gpu/run.py
 
 fmt: .venv/.dev ## format, and mend what can be mended by rule
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .

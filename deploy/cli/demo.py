@@ -22,7 +22,7 @@ from deploy.engines import RECIPES, install, is_tiny, weights_of
 from deploy.local import stack
 from deploy.local.home import Home
 from deploy.local.plan import Wanted
-from schemas.config import Config, load_config
+from schemas.config import Config, EngineConfig, load_config
 from schemas.messages import ChatMessage, InferenceRequest, InferenceResult, Sampling
 
 SHOWN = 8
@@ -44,7 +44,8 @@ OUT = Path("demo-output")
 def demo(engines: tuple[str, ...], out: Path, home: Path | None, broker: str, keep: bool) -> None:  # noqa: FBT001
     r"""From nothing to answers: installs the engines, starts the stack, answers twenty passages, streams one, stops.
 
-    The passages are dealt out among the engines. Ends with 0 only if every passage was answered.
+    Of several engines each is asked by its model's name in turn, and the dispatcher chooses for the rest.
+    Ends with 0 only if every passage was answered.
 
     \b
     Examples:
@@ -95,8 +96,8 @@ def _stack(home: Path, wanted: Wanted, began: float, *, keep: bool) -> Iterator[
 
 
 def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answers:
-    kinds = [config.engines[name].kind for name in engines]
-    requests = [_aimed(request, kinds, n) for n, request in enumerate(read_passages())]
+    shown = [config.engines[name] for name in engines]
+    requests = [_aimed(request, shown, n) for n, request in enumerate(read_passages())]
     for name in engines:
         engine = config.engines[name]
         if engine.is_simulated:
@@ -125,16 +126,19 @@ def _show(config: Config, out: Path, began: float, engines: list[str]) -> Answer
     console.print(_by_engine(config, answers, last))
     click.echo(f"streaming: {STREAMED}")
     chat = InferenceRequest(messages=[ChatMessage("user", STREAMED)], max_output_tokens=96, sampling=Sampling(temperature=0.0))
-    result = run(stream_one(config, _aimed(chat, kinds, 0), lambda text: click.echo(text, nl=False)))
+    result = run(stream_one(config, _aimed(chat, shown, 0), lambda text: click.echo(text, nl=False)))
     click.echo("")
     if result is not None and result.timing.ttft_ms is not None:
         click.echo(f"({result.usage.output_tokens} tokens, the first after {result.timing.ttft_ms:.0f} ms, by {result.engine})")
     return answers
 
 
-def _aimed(request: InferenceRequest, kinds: list[str], turn: int) -> InferenceRequest:
-    """Spread the requests over the engines shown, by the hint that a client would give."""
-    return structs.replace(request, routing_hint=kinds[turn % len(kinds)])
+def _aimed(request: InferenceRequest, engines: list[EngineConfig], turn: int) -> InferenceRequest:
+    """Ask for one engine's model after the other, and once in each round for none, so that the dispatcher chooses."""
+    if len(engines) == 1:
+        return structs.replace(request, routing_hint=engines[0].kind)
+    at = turn % (len(engines) + 1)
+    return structs.replace(request, model=engines[at].model) if at < len(engines) else request
 
 
 def _table(requests: list[InferenceRequest], answers: Answers) -> Table:

@@ -90,13 +90,13 @@ def test_answers_are_written_once_all_came(world, monkeypatch):
 
 def test_a_table_says_what_each_engine_did(world, monkeypatch):
     Home(world.home).config.write_text('[engines.sim]\nkind = "sim"\n[engines.m]\nkind = "moe"\nmodel = "tiny-mixtral"\n')
-    kinds = {}
+    asked = []
 
     async def ask_all(_config, requests, answered):
         results = []
         for n, request in enumerate(requests):
-            kinds[request.routing_hint] = kinds.get(request.routing_hint, 0) + 1
-            engine = "m" if request.routing_hint == "moe" else "sim"
+            asked.append(request.model)
+            engine = "m" if request.model == "tiny-mixtral" else "sim"
             timing = Timing(latency_ms=2_000.0 if engine == "m" else 500.0)
             results.append(
                 InferenceResult(f"r{n}", "completed", output_text="yes", engine=engine, usage=Usage(9, 3), timing=timing)
@@ -112,9 +112,9 @@ def test_a_table_says_what_each_engine_did(world, monkeypatch):
     arguments = ["--engine", "sim", "--engine", "m", "--home", str(world.home), "--out", str(world.out)]
     done = CliRunner().invoke(demo.demo, arguments)
     assert done.exit_code == 0, done.output
-    assert kinds == {"sim": 10, "moe": 10}
+    assert asked == ["sim", "tiny-mixtral", "auto"] * 6 + ["sim", "tiny-mixtral"]
     table = done.output.partition("by engine")[2]
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip().startswith(("m ", "sim "))}
     assert lines["m"][:3] == ["m", "moe", "tiny-mixtral"]
-    assert lines["m"][4:8] == ["10", "30", "2.0", "s"]
-    assert lines["sim"][3:8] == ["none", "10", "30", "0.5", "s"]
+    assert lines["m"][4:8] == ["7", "21", "2.0", "s"]
+    assert lines["sim"][3:8] == ["none", "13", "39", "0.5", "s"]
