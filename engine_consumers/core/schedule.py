@@ -1,9 +1,9 @@
 """What the next step of a slot loop does: a token for all that decode, and beside it a piece of a prompt, or several short ones.
 
 A step reads no more tokens than one piece has, and no piece is cut to fit: where a prompt is cut does not depend on company.
-Prompts take turns by what is left of them, the shortest first, so that a short one does not wait for a long one; but each
-`FAIR_EVERY`th piece goes to whoever came first, so that a long one ends however many short ones come. Of the readers' places
-one is kept for prompts of a single piece. No request holds more than one place.
+Prompts take turns by what is left of them, the shortest first, so that a short one does not wait for a long one; but of
+`FAIR_EVERY` pieces in a row one goes to whoever came first, so that a long one ends however many short ones come. Of the
+readers' places one is kept for prompts of a single piece. No request holds more than one place.
 """
 
 import heapq
@@ -27,7 +27,7 @@ class Schedule(Generic[T]):
         self._slots, self._readers, self._piece = slots, readers, piece
         self._waiting: list[tuple[int, int, T]] = []
         self._lengths: dict[T, int] = {}  # of prompts that wait
-        self._count = self._pieces = 0
+        self._count = self._passed = 0  # `_passed`: pieces since the oldest one's last
         self.reading: dict[T, int] = {}  # tokens left, the oldest first
         self.decoding: list[T] = []  # by row
 
@@ -72,12 +72,12 @@ class Schedule(Generic[T]):
         """
         if not self.reading:
             return None
-        is_fair = (self._pieces + 1) % FAIR_EVERY == 0
-        run = next(iter(self.reading)) if is_fair else min(self.reading, key=self.reading.__getitem__)
+        oldest = next(iter(self.reading))
+        run = oldest if self._passed >= FAIR_EVERY - 1 else min(self.reading, key=self.reading.__getitem__)
         tokens = min(self._piece, self.reading[run])
         if read + tokens > self._piece:
             return None
-        self._pieces += 1
+        self._passed = 0 if run == oldest else self._passed + 1
         return run, tokens
 
     def read(self, run: T, tokens: int) -> bool:

@@ -104,7 +104,7 @@ def test_a_long_prompt_ends_under_an_endless_stream_of_short_ones(readers, piece
 @settings(max_examples=30)
 @given(st.integers(1, 8), st.integers(11, 10_000))
 def test_a_short_prompt_waits_for_few_steps_however_many_long_ones_there_are(longs, tokens):
-    """One turn in `FAIR_EVERY` may be the oldest one's; the next is its own."""
+    """All places of readers may be taken by some that are at their last piece; the next step is its own."""
     loop = Loop(64, 3, 10)
     for _ in range(longs):
         loop.come(tokens, 0, 5)

@@ -55,6 +55,14 @@ def test_a_long_prompt_gets_its_share_however_many_short_ones_come():
     assert found.count("long") == 3
 
 
+def test_a_short_prompt_does_not_wait_for_the_turn_of_a_long_one_that_has_just_had_it():
+    for before in range(1, 2 * FAIR_EVERY):
+        schedule = reading(long=500)
+        pieces(schedule, before)
+        schedule.add("short", 3)
+        assert pieces(schedule, 1) == [("short", 3)]
+
+
 def test_one_place_is_kept_for_prompts_of_a_single_piece():
     schedule = reading(slots=10, readers=3, a=50, b=50, c=50, short=3)
     assert schedule.admit() == ["a", "b", "short"]
