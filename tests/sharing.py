@@ -165,6 +165,8 @@ class Sharing:
 @contextlib.contextmanager
 def sharing(kinds: dict[str, str], files: Path, weights: dict[str, float], **slices: Any) -> Iterator[list[Sharing]]:
     """Start engines that share a device, name -> kind, one after another; give them once all work."""
+    for kind in set(kinds.values()):  # a first install takes minutes, in which nobody need be busy
+        install(kind, "cpu", lambda _: None)
     engines: list[Sharing] = []
     try:
         for name, kind in kinds.items():

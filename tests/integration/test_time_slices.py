@@ -14,7 +14,9 @@ UNLIKE_TURNS = 120  # a step of vLLM's takes longer than a slice
 TURNS_LATE = 40  # that pass before the window's end is seen
 WEIGHTS = {"heavy": 2.0, "light": 1.0}
 
-pytestmark = pytest.mark.timeout(900)
+INSTALL_S = 1_200
+
+pytestmark = pytest.mark.timeout(900 + INSTALL_S)
 
 
 def stopped_in_its_turn(engine) -> None:
