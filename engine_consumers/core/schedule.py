@@ -36,6 +36,11 @@ class Schedule(Generic[T]):
         """Requests that have no place yet."""
         return len(self._lengths)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do: those that wait have their places as soon as the others are gone."""
+        return not (self._lengths or self.reading or self.decoding)
+
     def add(self, run: T, tokens: int, priority: int = 0) -> None:
         """A request came."""
         self._count += 1

@@ -178,10 +178,10 @@ class SlotLoop:
         """Take in who joined and left, waiting while there is nothing to do; False to stop."""
         schedule = self._schedule
         while True:
-            if not (self._joining or schedule.decoding or schedule.reading):
+            if schedule.is_empty and not self._joining:
                 self._turn.rest()
             with self._news:
-                while not (self._joining or self._leaving or self._is_stopped or schedule.decoding or schedule.reading):
+                while schedule.is_empty and not (self._joining or self._leaving or self._is_stopped):
                     self._news.wait()
                 if self._is_stopped:
                     return False

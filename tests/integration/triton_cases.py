@@ -157,6 +157,15 @@ async def case_draws_are_the_same_alone_and_in_company(home: Path) -> dict[str, 
     return {}
 
 
+async def case_who_waits_is_served_when_all_others_end_at_once(home: Path) -> dict[str, Any]:
+    wanted = make("mixtral", home / "mixtral")
+    with Serving(home / "mixtral", slots=1) as serving:
+        askers = [serving.generate(prompt, 6) for prompt, _ in wanted]
+        for asker, (_, said) in zip(askers, wanted, strict=True):
+            assert asker.all()[0] == said[:6]
+    return {}
+
+
 async def case_ends_stops_and_refusals(home: Path) -> dict[str, Any]:
     (prompt, said), *_ = make("mixtral", home / "mixtral")
     with Serving(home / "mixtral", slots=2) as serving:

@@ -92,3 +92,18 @@ def test_who_leaves_frees_its_place_wherever_it_stands():
     assert schedule.leave("unknown") is None
     assert schedule.leave("b") is None  # it was the last
     assert (schedule.decoding, schedule.reading, schedule.waiting) == ([], {}, 0)
+
+
+def test_it_is_not_empty_while_somebody_waits_for_those_that_all_end_in_one_step():
+    schedule = Schedule(1, 2, 16)
+    assert schedule.is_empty
+    for run in "ab":
+        schedule.add(run, 4)
+    assert schedule.admit() == ["a"]
+    schedule.read("a", 4)
+    schedule.leave("a")
+    assert not schedule.decoding
+    assert not schedule.is_empty
+    assert schedule.admit() == ["b"]
+    schedule.leave("b")
+    assert schedule.is_empty
