@@ -1,4 +1,4 @@
-"""The transformer's real environment: vLLM, the model, and our own packages, in one interpreter that is not ours."""
+"""The engines' real environments: their packages, their models, and our own code, in interpreters that are not ours."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.engines import engine_config, install, worker_environment
+from deploy.engines import engine_config, install, try_token, worker_environment
 from deploy.engines.packages import PACKAGES
 
 INSTALL_S = 1500
@@ -43,3 +43,12 @@ def test_the_environment_holds_vllm_and_this_very_forebay(tmp_path):
     assert Path(config.model_path, "chat_template.jinja").exists()
     assert Path(config.env["LD_PRELOAD"]).exists()
     assert config.python != sys.executable
+
+
+@pytest.mark.timeout(INSTALL_S)
+@pytest.mark.parametrize("kind", ["ssm", "moe"])
+def test_what_was_installed_gives_a_token(kind):
+    found = install(kind, "cpu", lambda _: None)
+    assert "tiny" in found.weights
+    tried = try_token(engine_config(kind, "cpu"))
+    assert tried.works, tried.told
