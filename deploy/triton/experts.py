@@ -19,7 +19,6 @@ from deploy.triton.cold import AsItIs, Cold, Copier, Copy, InEightBits, StreamCo
 from engine_consumers.core.experts import Key, Residents
 
 HOTTEST = 8
-FETCHED_AHEAD = 2  # experts that a layer may have fetched ahead
 COLD: dict[str, Callable[..., Cold]] = {"host": AsItIs, "int8": InEightBits}
 
 
@@ -56,6 +55,7 @@ class Experts:
         cold: How they are kept in host memory.
         budget_bytes: That resident ones may take; none: all are resident.
         clock: Gives seconds.
+        order: Says who is resident.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Experts:
         cold: Literal["host", "int8"] = "host",
         budget_bytes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        order: type[Residents] = Residents,
     ) -> None:
         self._device, self._clock = device, clock
         self.layers = [n for n in range(shape.layers) if shape.sparse[n]]
@@ -79,7 +80,7 @@ class Experts:
                 self._like = weights
         self.bytes_each = self._like.bytes if self._cold else 1
         self._budget_bytes = budget_bytes
-        self._residents = Residents([shape.experts] * len(self.layers), shape.chosen, self._places(budget_bytes))
+        self.residents = order([shape.experts] * len(self.layers), shape.chosen, self._places(budget_bytes))
         self._copier: Copier = StreamCopier() if device == "cuda" else ThreadCopier()
         self._at: dict[Key, Weights] = {}
         self._coming: dict[Key, Copy] = {}
@@ -87,14 +88,14 @@ class Experts:
         self._lock = threading.Lock()  # held for a layer, and while the budget changes
         self._hits = self._misses = self._evicted = self._fetched_ahead = self._used_ahead = 0
         self._stall_s = 0.0
-        for key in list(self._cold)[: self._residents.places]:
+        for key in list(self._cold)[: self.residents.places]:
             self._let_in(key, {}, None)
         self._copier.settle()
 
     @property
     def is_whole(self) -> bool:
         """Whether all are resident, so that nothing has to be foreseen."""
-        return len(self._residents) == len(self._cold)
+        return len(self.residents) == len(self._cold)
 
     def foresee(self, layer: int, ranked: Sequence[Sequence[int]]) -> None:
         """Fetch ahead what tokens are likely to need of a layer; each token has the experts ranked, the likeliest first."""
@@ -121,7 +122,7 @@ class Experts:
         number, rows, work = self._number[layer], chosen.tolist(), _Work(hidden, chosen, weights)
         needed = {expert for row in rows for expert in row}
         with self._lock:
-            absent = self._residents.visit(number, needed, self._clock(), rows)
+            absent = self.residents.visit(number, needed, self._clock(), rows)
             waiting = self._present(number, needed.difference(expert for _, expert in absent))
             self._misses += len(absent)
             for key in absent:
@@ -137,7 +138,7 @@ class Experts:
         """Set how many bytes resident experts may take, at least one expert's; none: no bound. Who has to go goes now."""
         with self._lock:
             self._budget_bytes = budget_bytes
-            gone = self._residents.resize(self._places(budget_bytes))
+            gone = self.residents.resize(self._places(budget_bytes))
             if gone:
                 self._copier.settle()  # nothing writes any more to what is let go of
                 for key in gone:
@@ -148,14 +149,14 @@ class Experts:
     def statistics(self) -> dict[str, Any]:
         """Give the figures. A hit is an expert that was there when it was needed; one that was still coming is none."""
         asked = self._hits + self._misses
-        hottest = self._residents.hottest(HOTTEST)
+        hottest = self.residents.hottest(HOTTEST)
         return {
             "hits": self._hits,
             "misses": self._misses,
             "hit_rate": round(self._hits / asked, 4) if asked else 1.0,
             "stall_ms": round(self._stall_s * 1000, 3),
-            "resident": len(self._residents),
-            "resident_bytes": len(self._residents) * self.bytes_each,
+            "resident": len(self.residents),
+            "resident_bytes": len(self.residents) * self.bytes_each,
             "budget_bytes": self._budget_bytes,
             "prefetched": self._fetched_ahead,
             "prefetch_used": self._used_ahead,
@@ -179,9 +180,9 @@ class Experts:
         return dict.fromkeys(sorted(keys, key=lambda key: key in self._coming))
 
     def _foresee(self, number: int, ranked: Sequence[Sequence[int]], waiting: dict[Key, None], work: _Work | None) -> None:
-        self._residents.foresee(number, ranked)
-        for key in self._residents.fetch_ahead(number, FETCHED_AHEAD):
-            if not self._residents.is_worth(key):
+        self.residents.foresee(number, ranked)
+        for key in self.residents.fetch_ahead(number):
+            if not self.residents.is_worth(key):
                 break
             self._let_in(key, waiting, work)
             self._ahead.add(key)
@@ -189,7 +190,7 @@ class Experts:
 
     def _let_in(self, key: Key, waiting: dict[Key, None], work: _Work | None) -> None:
         """Begin to bring one in; who gives way for it is computed before, where it still has to be."""
-        gone = self._residents.admit(key)
+        gone = self.residents.admit(key)
         if gone is not None:
             if work is not None and gone in waiting:
                 del waiting[gone]

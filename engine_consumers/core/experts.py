@@ -22,6 +22,7 @@ LIKELY = 0.5
 RIGHT_AT_FIRST, WRONG_AT_FIRST = 0.5, 0.1  # of experts that the router would choose, and of others
 PRIOR_VISITS = 2.0
 RANKS = 2  # so many times the experts of a token are ranked
+FETCHED_AHEAD = 2  # experts that a layer may have fetched ahead: more copies than that are hardly made in time
 
 
 class _Layer:
@@ -149,7 +150,7 @@ class Residents:
         self._count += 1
         return gone
 
-    def fetch_ahead(self, layer: int, limit: int) -> list[Key]:
+    def fetch_ahead(self, layer: int, limit: int = FETCHED_AHEAD) -> list[Key]:
         """Give what is foreseen for a layer, likely and absent, the likeliest first, at most so many; they are not admitted."""
         one = self._layers[layer]
         if one.chances is None:

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import agreement_row
 import backlog_row
 import chaos_row
+import experts_row
 import live_rows
 import policy_rows
 import prediction_row
@@ -170,6 +171,7 @@ def main() -> None:
         8: lambda: share_rows(given.rounds),
         9: lambda: simulate_rows.staleness(line, spread, given.rounds),
         10: lambda: prediction_rows(given.rounds),
+        13: lambda: experts_row.residency(line, spread, given.rounds),
         14: chaos_rows,
         15: lambda: ssm_row.beside_generate(line, spread, given.rounds),
         16: backlog_rows,
