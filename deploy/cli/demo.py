@@ -138,7 +138,9 @@ def _aimed(request: InferenceRequest, engines: list[EngineConfig], turn: int) ->
     if len(engines) == 1:
         return structs.replace(request, routing_hint=engines[0].kind)
     at = turn % (len(engines) + 1)
-    return structs.replace(request, model=engines[at].model) if at < len(engines) else request
+    if at == len(engines):
+        return request
+    return structs.replace(request, model=engines[at].model, fallback="same_model")  # it waits for that one where it is full
 
 
 def _table(requests: list[InferenceRequest], answers: Answers) -> Table:

@@ -95,7 +95,7 @@ def test_a_table_says_what_each_engine_did(world, monkeypatch):
     async def ask_all(_config, requests, answered):
         results = []
         for n, request in enumerate(requests):
-            asked.append(request.model)
+            asked.append((request.model, request.fallback))
             engine = "m" if request.model == "tiny-mixtral" else "sim"
             timing = Timing(latency_ms=2_000.0 if engine == "m" else 500.0)
             results.append(
@@ -112,7 +112,8 @@ def test_a_table_says_what_each_engine_did(world, monkeypatch):
     arguments = ["--engine", "sim", "--engine", "m", "--home", str(world.home), "--out", str(world.out)]
     done = CliRunner().invoke(demo.demo, arguments)
     assert done.exit_code == 0, done.output
-    assert asked == ["sim", "tiny-mixtral", "auto"] * 6 + ["sim", "tiny-mixtral"]
+    named = [("sim", "same_model"), ("tiny-mixtral", "same_model")]
+    assert asked == [*named, ("auto", "any")] * 6 + named
     table = done.output.partition("by engine")[2]
     lines = {line.split()[0]: line.split() for line in table.splitlines() if line.strip().startswith(("m ", "sim "))}
     assert lines["m"][:3] == ["m", "moe", "tiny-mixtral"]
