@@ -21,8 +21,8 @@ class Answers(Struct):
 
     @property
     def failed(self) -> list[InferenceResult]:
-        """Those that were not answered."""
-        return [r for r in self.results if r.status != "completed" or not r.output_text.strip()]
+        """Those that were not answered; a tiny model may end at once, which is an answer of one token."""
+        return [r for r in self.results if r.status != "completed" or not (r.output_text.strip() or r.usage.output_tokens)]
 
     def write(self, out: Path) -> None:
         """Write one result a line."""

@@ -357,6 +357,8 @@ class MoeEngine:
     def _deliver(self, state: _Run, said: Said) -> None:
         state.has_begun = True
         self._take_in(said)
+        if state.is_aborted:  # what was on its way is dropped: the run ends where it was when it was told to
+            said = Said([], "", said.finish and "abort")
         if said.finish is not None:
             state.mail.experts = during(state.experts, self._experts)
         if said.counted is not None:

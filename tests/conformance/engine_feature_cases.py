@@ -10,7 +10,7 @@ from conformance.engine_harnesses import GREEDY, Harness
 from conformance.engine_runs import asking, idle, refusal, run, same
 
 from schemas.errors import ErrorCode
-from schemas.features import FIELDS, JSON_SCHEMA, LOGPROBS, REGEX
+from schemas.features import FIELDS, JSON_SCHEMA, LOGPROBS, PENALTIES, REGEX
 from schemas.formats import OutputFormat
 from schemas.messages import ChatMessage, InferenceRequest
 
@@ -43,6 +43,21 @@ async def lacks(harness: Harness, feature: str, request: InferenceRequest) -> bo
     assert feature in error.message, error.message
     idle(harness)
     return True
+
+
+async def case_penalties(harness: Harness) -> None:
+    """Beside runs without any, which say what they say alone; what is rewarded for coming again comes again more often."""
+    text = "Tell a very long story:"
+    if await lacks(harness, PENALTIES, asking(text, 5, presence_penalty=1.0)):
+        return
+    plain = await run(harness.engine, asking(text, 64))
+    asked = ({"frequency_penalty": 2.0, "presence_penalty": 2.0}, {}, {"frequency_penalty": -2.0, "presence_penalty": -2.0})
+    fewer, beside, more = await asyncio.gather(*(run(harness.engine, asking(text, 64, **values)) for values in asked))
+    same((beside.tokens, beside.text), (plain.tokens, plain.text), "output of the one without a penalty")
+    if harness.kind.has_model:
+        kinds = [len(set(output.tokens)) / len(output.tokens) for output in (fewer, more)]
+        assert kinds[0] > kinds[1], f"share of different tokens with a penalty and with a reward: {kinds}"
+    idle(harness)
 
 
 async def case_json_schema(harness: Harness) -> None:

@@ -34,6 +34,7 @@ class Kind:
         kill: Ends the backend as a crash would.
         backend_open: Requests that the backend itself still holds.
         multibyte: A request whose greedy answer has characters of several tokens.
+        has_model: Whether a model draws the tokens.
         memory_grows: Whether a longer request takes more memory; else all take the same.
         options_of: Options that depend on the model's folder.
     """
@@ -46,6 +47,7 @@ class Kind:
     multibyte: InferenceRequest = field(
         default_factory=lambda: InferenceRequest(prompt=COPY_ME, max_output_tokens=24, sampling=GREEDY)
     )
+    has_model: bool = True
     memory_grows: bool = True
     options_of: Callable[[str], dict[str, Any]] = lambda _: {}
 
@@ -125,6 +127,7 @@ SIM = Kind(
     kill=lambda engine: engine.kill(),
     backend_open=lambda engine: len(engine._runs),
     multibyte=InferenceRequest(prompt="Water", max_output_tokens=200, sampling=GREEDY),
+    has_model=False,
 )
 TRANSFORMER = Kind(
     kind="transformer",

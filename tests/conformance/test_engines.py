@@ -4,14 +4,13 @@ from pathlib import Path
 
 import pytest
 from conformance.engine_cases import CASES, run_cases
-from conformance.engine_harnesses import Harness
+from conformance.engine_harnesses import KINDS, Harness
 from in_environment import Report, report
 from virtual_loop import run_virtual
 
 from deploy.engines import engine_config, install
 
 SUITE_S = 1500
-INSTALLED = ("sim", "transformer", "ssm")
 
 
 def sim_report() -> Report:
@@ -44,7 +43,7 @@ def reports(tmp_path_factory):
 
 
 @pytest.mark.timeout(SUITE_S + 1200)
-@pytest.mark.parametrize("engine", INSTALLED)
+@pytest.mark.parametrize("engine", KINDS)
 @pytest.mark.parametrize("case", CASES)
 def test_engine(engine, case, reports, record_property):
     result = reports(engine)[case]

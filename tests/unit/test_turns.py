@@ -41,7 +41,10 @@ def shared(folder: Path, **more) -> SharedTurn:
 
 
 def table(folder: Path) -> Table:
-    return msgspec.json.decode((folder / "gpu" / "table.json").read_bytes(), type=Table)
+    """The device's table, as nobody is writing it."""
+    with (folder / "gpu" / "table.json").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return msgspec.json.decode(file.read(), type=Table)
 
 
 def until(holds, limit_s: float = 30.0) -> None:
