@@ -12,7 +12,7 @@ from functools import partial
 import msgspec
 from conformance import engine_feature_cases
 from conformance.engine_harnesses import GREEDY, SLOTS, Harness
-from conformance.engine_runs import asking, fresh_name, idle, open_run, refusal, rest, run, same
+from conformance.engine_runs import STORY, asking, fresh_name, idle, open_run, refusal, rest, run, same
 from in_environment import tell_cases
 
 from engine_consumers.errors import EngineError
@@ -123,7 +123,7 @@ async def case_seeds_repeat(harness: Harness) -> None:
 
 
 async def case_abort_while_running(harness: Harness) -> None:
-    generator, name, output = await open_run(harness.engine, asking("Tell a very long story:", 400, stop=["\u0000"]), 3)
+    generator, name, output = await open_run(harness.engine, asking(STORY, 400, stop=["\u0000"]), 3)
     before = len(output.tokens)
     await harness.engine.abort(name)
     idle(harness)
@@ -132,11 +132,11 @@ async def case_abort_while_running(harness: Harness) -> None:
     assert len(output.tokens) - before <= STEPS_AFTER_ABORT, f"{len(output.tokens) - before} tokens after the abort"
     same(output.usage.output_tokens if output.usage else None, len(output.tokens), "usage")
     await harness.engine.abort(name)  # unknown by now
-    same(len((await run(harness.engine, asking("Again", 3), name=name)).tokens), 3, "tokens of a run of the same name")
+    same(len((await run(harness.engine, asking(STORY, 3), name=name)).tokens), 3, "tokens of a run of the same name")
 
 
 async def case_abort_at_any_moment(harness: Harness) -> None:
-    long = asking("Tell a very long story:", 300)
+    long = asking(STORY, 300)
 
     async def abandon(turns: int) -> None:
         task = asyncio.create_task(run(harness.engine, long))
@@ -162,7 +162,7 @@ async def case_abort_at_any_moment(harness: Harness) -> None:
 
 async def case_abort_while_waiting(harness: Harness) -> None:
     running = [await open_run(harness.engine, asking(f"Story {n}:", 300), 1) for n in range(SLOTS)]
-    waiter = asyncio.create_task(run(harness.engine, asking("I wait", 5), name="waiter"))
+    waiter = asyncio.create_task(run(harness.engine, asking(STORY, 5), name="waiter"))
     for generator, _, output in running:
         output.pieces.append(await anext(generator))
     await harness.engine.abort("waiter")
@@ -174,7 +174,7 @@ async def case_abort_while_waiting(harness: Harness) -> None:
 
 async def case_abort_makes_room(harness: Harness) -> None:
     running = [await open_run(harness.engine, asking(f"Story {n}:", 400), 1) for n in range(SLOTS)]
-    waiter = asyncio.create_task(run(harness.engine, asking("I wait", 5)))
+    waiter = asyncio.create_task(run(harness.engine, asking(STORY, 5)))
     for generator, _, output in running:
         output.pieces.append(await anext(generator))
     await harness.engine.abort(running[2][1])
@@ -200,7 +200,7 @@ async def case_many_at_once_say_the_same(harness: Harness) -> None:
 async def case_over_long_prompt(harness: Harness) -> None:
     limit = harness.engine.status().max_context
     assert limit is not None
-    neighbour = asyncio.create_task(run(harness.engine, asking("Meanwhile", 12)))
+    neighbour = asyncio.create_task(run(harness.engine, asking(STORY, 12)))
     for length in (limit, limit + 1, 5 * limit):
         error = await refusal(harness.engine, InferenceRequest(input_tokens=[9] * length, max_output_tokens=7))
         same(error.code, ErrorCode.CONTEXT_OVERFLOW, "code")
@@ -210,7 +210,9 @@ async def case_over_long_prompt(harness: Harness) -> None:
     same(error.code, ErrorCode.CONTEXT_OVERFLOW, "code for text")
     same(len((await neighbour).tokens), 12, "tokens of the neighbour")
     output = await run(harness.engine, InferenceRequest(input_tokens=[9] * (limit - 3), max_output_tokens=50, sampling=GREEDY))
-    same((len(output.tokens), output.finish_reason), (3, "length"), "tokens and reason where the context ends first")
+    if output.finish_reason != "stop":  # a model may have no more to say
+        same((len(output.tokens), output.finish_reason), (3, "length"), "tokens and reason where the context ends first")
+    assert len(output.tokens) <= 3, "it went on beyond its context"
 
 
 async def case_bad_values(harness: Harness) -> None:
@@ -236,7 +238,7 @@ async def case_bad_values(harness: Harness) -> None:
         error = await refusal(harness.engine, request)
         same((error.code, error.param), (ErrorCode.INVALID_REQUEST, param), f"{request}")
     idle(harness)
-    same(len((await run(harness.engine, asking("Still here?", 4))).tokens), 4, "tokens after the refusals")
+    same(len((await run(harness.engine, asking(STORY, 4))).tokens), 4, "tokens after the refusals")
 
 
 async def case_characters_stay_whole(harness: Harness) -> None:
@@ -273,7 +275,7 @@ async def case_status_is_true(harness: Harness) -> None:
         assert getattr(figures, name), f"no {name} in {figures}"
     assert {"chat", "seed", "stop", "priority", "input_tokens"} <= set(figures.features), figures.features
     running = [await open_run(harness.engine, asking(f"Story {n}:", 300), 1) for n in range(SLOTS)]
-    waiters = [asyncio.create_task(run(harness.engine, asking(f"Waiting {n}", 2))) for n in range(3)]
+    waiters = [asyncio.create_task(run(harness.engine, asking(f"Story {n}:", 2))) for n in range(3)]
     for _ in range(3):
         for generator, _, output in running:
             output.pieces.append(await anext(generator))
@@ -342,7 +344,7 @@ async def case_death(harness: Harness) -> None:
     await harness.engine.close()
     harness.engine = harness.make()
     await harness.engine.start()
-    same(len((await run(harness.engine, asking("Recovered", 4))).tokens), 4, "tokens of the fresh engine")
+    same(len((await run(harness.engine, asking(STORY, 4))).tokens), 4, "tokens of the fresh engine")
 
 
 async def case_drain(harness: Harness) -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import exp
 
 from conformance.engine_harnesses import GREEDY, Harness
-from conformance.engine_runs import asking, idle, refusal, run, same
+from conformance.engine_runs import STORY, asking, idle, refusal, run, same
 
 from schemas.errors import ErrorCode
 from schemas.features import FIELDS, JSON_SCHEMA, LOGPROBS, PENALTIES, REGEX
@@ -47,7 +47,7 @@ async def lacks(harness: Harness, feature: str, request: InferenceRequest) -> bo
 
 async def case_penalties(harness: Harness) -> None:
     """Beside runs without any, which say what they say alone; what is rewarded for coming again comes again more often."""
-    text = "Tell a very long story:"
+    text = STORY
     if await lacks(harness, PENALTIES, asking(text, 5, presence_penalty=1.0)):
         return
     plain = await run(harness.engine, asking(text, 64))
@@ -95,7 +95,7 @@ async def case_bad_forms(harness: Harness) -> None:
     """What no grammar can be made of is refused in one line, and nobody else is harmed."""
     if await lacks(harness, JSON_SCHEMA, formed(json_schema={})) or await lacks(harness, REGEX, formed(regex="a")):
         return
-    neighbour = asyncio.create_task(run(harness.engine, asking("Meanwhile", 60)))
+    neighbour = asyncio.create_task(run(harness.engine, asking(STORY, 60)))
     asked = [(formed(json_schema=schema), JSON_SCHEMA) for schema in BAD_SCHEMAS]
     asked += [(formed(regex=regex), REGEX) for regex in BAD_REGEXES]
     for request, feature in asked:

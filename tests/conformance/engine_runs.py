@@ -11,6 +11,8 @@ from engine_consumers.errors import EngineError
 from schemas.formats import TokenLogprob
 from schemas.messages import InferenceRequest, Sampling, Usage
 
+STORY = "Tell a very long story:"  # what no model ends before hundreds of tokens
+
 _names = count(1)
 
 
