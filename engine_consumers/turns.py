@@ -50,6 +50,9 @@ class Turn(Protocol):
     def __enter__(self) -> object:
         """Wait for it, unless it is held from the last step."""
 
+    def computed(self, tokens: int) -> None:
+        """The step computed so many tokens, those of prompts too; told before it is over."""
+
     def __exit__(self, *raised: object) -> None:
         """The step is over: hand it on, where another is due."""
 
@@ -65,6 +68,9 @@ class Unshared:
 
     def __enter__(self) -> None:
         """Go on."""
+
+    def computed(self, tokens: int) -> None:
+        """Nobody counts them."""
 
     def __exit__(self, *raised: object) -> None:
         """Go on."""
@@ -92,16 +98,17 @@ class SharedTurn:
         config: What is shared, and the weight in it.
 
     Raises:
-        ConfigError: The folder cannot be used.
+        ConfigError: The folder cannot be used, or the others share something else out.
     """
 
     def __init__(self, config: TimeSlicesConfig) -> None:
-        self._weight = config.weight
+        self._config = config
         self._slice_ns, self._patience_ns = int(config.slice_ms * NS_PER_MS), config.patience_ms * NS_PER_MS
         self._name = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._holds = False
         self._asked = False  # in the table it holds the device, or waits for it
         self._since_ns = 0
+        self._tokens = 0  # computed since it was last booked
         self._is_lock_stuck = False
         self._pipes: dict[str, int] = {}  # of others, for writing
         try:
@@ -109,6 +116,10 @@ class SharedTurn:
             self._file = os.open(self._folder / "table.json", os.O_RDWR | os.O_CREAT, 0o666)
             with self._table() as table:
                 self._sweep(table)
+                if table.seats and table.share_of != config.share_of:
+                    message = f"`time_slices.share_of`: others at {config.device!r} share out its {table.share_of}: give the same"
+                    raise ConfigError(message)
+                table.join(self._name, config.weight, config.share_of)
                 os.mkfifo(self._path(self._name))
                 self._pipe = os.open(self._path(self._name), os.O_RDWR | os.O_NONBLOCK)  # for writing, too: else it would end
             self._news = select.poll()
@@ -127,6 +138,10 @@ class SharedTurn:
                 if self._news.poll(LOOK_MS):
                     os.read(self._pipe, select.PIPE_BUF)
                 self._seize()
+
+    def computed(self, tokens: int) -> None:
+        """Count a step's tokens; see `Turn`."""
+        self._tokens += tokens
 
     def __exit__(self, *raised: object) -> None:
         """End a step; see `Turn`."""
@@ -154,7 +169,8 @@ class SharedTurn:
         """Take the device where it is free, or its holder dead or stuck; else wait in line."""
         with self._table() as table:
             now_ns = time.monotonic_ns()
-            if not table.ask(self._name, self._weight, now_ns):
+            table.join(self._name, self._config.weight, self._config.share_of)  # where it was begun anew
+            if not table.ask(self._name, now_ns):
                 holder = str(table.holder)
                 if not self._is_alive(holder):
                     log.warning("turn_freed device=%s reason=dead holder=%s", self._folder.name, holder)
@@ -164,11 +180,13 @@ class SharedTurn:
                     table.rest(holder, now_ns)
         self._holds, self._since_ns, self._asked = table.holder == self._name, now_ns, True
 
-    def _change(self, change: Callable[[Table, str, int], None]) -> None:
+    def _change(self, change: Callable[[Table, str, int, int], None]) -> None:
         with contextlib.suppress(_LockStuck):
             with self._table() as table:
-                now_ns = time.monotonic_ns()
-                change(table, self._name, now_ns)
+                now_ns, tokens = time.monotonic_ns(), 0
+                if table.holder == self._name:
+                    tokens, self._tokens = self._tokens, 0
+                change(table, self._name, now_ns, tokens)
             self._holds, self._since_ns = table.holder == self._name, now_ns
 
     @contextlib.contextmanager

@@ -163,12 +163,17 @@ class BlobsConfig(Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any] = field(default_factory=dict)
 
 
+Share = Literal["time", "tokens"]
+
+
 class TimeSlicesConfig(Struct, frozen=True, forbid_unknown_fields=True):
     """An engine's part in a device that it shares with other engines on the same host.
 
     Attributes:
         device: Any name; engines that give the same one take turns.
-        weight: Share of the device's time beside others that want it at the same moment; each worker has as much.
+        weight: Share of the device beside others that want it at the same moment; each worker has as much.
+        share_of: What the weights share out: the device's `time`, which suits unlike engines, or the `tokens` that are computed,
+            those of prompts too, which suits engines of one model. All at a device give the same.
         slice_ms: The turn ends with the first step that ends after so long, where another is due.
         patience_ms: One that shows no sign of life for so long, stopped or in a long step, loses its turn.
         folder: Where they meet: the same one for all of them, of this host. By default below the folder for temporary
@@ -177,6 +182,7 @@ class TimeSlicesConfig(Struct, frozen=True, forbid_unknown_fields=True):
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     weight: Weight = 1.0
+    share_of: Share = "time"
     slice_ms: Annotated[float, Meta(ge=0.1, le=10_000)] = 10.0
     patience_ms: Positive = 2_000
     folder: Text | None = None

@@ -205,14 +205,15 @@ class SlotLoop:
     def _step(self) -> list[News]:
         model, schedule = self._model, self._schedule
         news: list[News] = []
-        if schedule.decoding:
-            asked = list(schedule.decoding)
+        asked = list(schedule.decoding)
+        if asked:
             logits = model.step([sequence.last for sequence in asked])
             news += self._taken(asked, draw(logits, [sequence.drawing for sequence in asked]))
         read = 0
         while (piece := schedule.next_piece(read)) is not None:
             news += self._read(*piece)
             read += piece[1]
+        self._turn.computed(len(asked) + read)
         return news
 
     def _read(self, sequence: Sequence, count: int) -> list[News]:

@@ -33,6 +33,7 @@ class SlicedScheduler(Scheduler):  # type: ignore[misc]
         step = super().schedule(*given, **named)
         if not has_work or not step.total_num_scheduled_tokens:  # all that is left waits for something else than the device
             self._turn.rest()
+        self._turn.computed(step.total_num_scheduled_tokens)
         return step
 
     def update_from_output(self, *given: Any, **named: Any) -> Any:  # noqa: ANN401

@@ -5,11 +5,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 from sharing import Moment, Sharing, over_time, sharing
 
-from schemas.config import TimeSlicesConfig
+from schemas.config import Share, TimeSlicesConfig
 
 Line = Callable[..., dict[str, Any]]
 Spread = Callable[..., dict[str, float]]
@@ -20,23 +20,24 @@ ALONE, TWO, SHARE = 1.05, 1.15, 0.05  # goals
 
 
 def turns(line: Line, spread: Spread, rounds: int) -> list[dict[str, Any]]:
-    """One engine with and without turns, and two with turns, all of them idle but those that are measured."""
+    """One engine with and without turns, and two that share time or tokens; all are idle but those that are measured."""
     alone, two, device, tokens = [], [], [], []
-    with tempfile.TemporaryDirectory() as home, _engines(Path(home)) as (plain, taking, pair):
+    with tempfile.TemporaryDirectory() as home, _engines(Path(home)) as (plain, taking, by_time, by_tokens):
         for _ in range(rounds):
             without, with_turns = _measured([plain]), _measured([taking])
-            both = _measured(pair)
+            both = _measured(by_time)
             speed = _speed(*without)
             alone.append(speed / _speed(*with_turns))
             two.append(max(one.at_ns for one in both) / NS_PER_S / sum(one.tokens / speed for one in both))
             device.append(both[0].used_ns / both[1].used_ns)
-            tokens.append(both[0].tokens / both[1].tokens)
+            heavy, light = _measured(by_tokens)
+            tokens.append(heavy.tokens / light.tokens)
     share = f"2 within {SHARE:.0%}"
     rows = (
         ("one engine's time with turns over that without", alone, f"<= {ALONE}x", median(alone) <= ALONE),
         ("two engines' time with turns over the sum of their times alone", two, f"<= {TWO}x", median(two) <= TWO),
-        ("device time of weight 2 over weight 1", device, share, abs(median(device) / 2 - 1) <= SHARE),
-        ("tokens of weight 2 over weight 1", tokens, share, abs(median(tokens) / 2 - 1) <= SHARE),
+        ("device time of weight 2 over weight 1, where time is shared out", device, share, abs(median(device) / 2 - 1) <= SHARE),
+        ("tokens of weight 2 over weight 1, where tokens are shared out", tokens, share, abs(median(tokens) / 2 - 1) <= SHARE),
     )
     return [
         line(18, metric, spread(values, 3), None, "1" if "time with" in metric else "2", round(median(values), 3), goal, is_met)
@@ -45,7 +46,7 @@ def turns(line: Line, spread: Spread, rounds: int) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def _engines(home: Path) -> Iterator[tuple[Sharing, Sharing, list[Sharing]]]:
+def _engines(home: Path) -> Iterator[tuple[Sharing, Sharing, list[Sharing], list[Sharing]]]:
     with contextlib.ExitStack() as stack:
         found = []
         for name, slices in (("plain", None), ("taking", TimeSlicesConfig("own", folder=str(home / "own")))):
@@ -54,10 +55,15 @@ def _engines(home: Path) -> Iterator[tuple[Sharing, Sharing, list[Sharing]]]:
             one.up()
             one.pause()
             found.append(one)
-        pair = stack.enter_context(sharing(dict.fromkeys(WEIGHTS, "ssm"), home, WEIGHTS))
-        for one in pair:
-            one.pause()
-        yield found[0], found[1], pair
+        pairs = []
+        for share_of in get_args(Share):
+            files = home / share_of
+            files.mkdir()
+            pair = stack.enter_context(sharing(dict.fromkeys(WEIGHTS, "ssm"), files, WEIGHTS, share_of=share_of))
+            for one in pair:
+                one.pause()
+            pairs.append(pair)
+        yield found[0], found[1], pairs[0], pairs[1]
 
 
 def _measured(engines: list[Sharing]) -> list[Moment]:

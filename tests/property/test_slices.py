@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_consumers.core.slices import Table
+from schemas.config import Share
 
 SLICE_NS = 10_000_000
 STEPS = 400
@@ -18,6 +19,14 @@ longest_ns = st.sampled_from([2_000_000, 15_000_000, 40_000_000])
 seeds = st.integers(0, 2**32)
 
 
+def joined(weights: dict[str, float], share_of: Share = "time") -> Table:
+    """A device's table with so many seats."""
+    table = Table()
+    for name, weight in weights.items():
+        table.join(name, weight, share_of)
+    return table
+
+
 @dataclass
 class Device:
     """Engines that make steps on one device, one after another."""
@@ -25,13 +34,19 @@ class Device:
     weights: dict[str, float]
     longest_ns: int
     dice: random.Random
-    table: Table = field(default_factory=Table)
+    share_of: Share = "time"
     now_ns: int = 0
     used_ns: dict[str, int] = field(default_factory=dict)
     held: tuple[str | None, int] = (None, 0)
 
+    def __post_init__(self) -> None:
+        self.table = joined(self.weights, self.share_of)
+        self.tokens = dict.fromkeys(self.weights, 0)
+        self.unbooked = 0
+        self.most = dict.fromkeys(self.weights, 0)  # tokens in one slice
+
     def ask(self, name: str) -> None:
-        self.table.ask(name, self.weights[name], self.now_ns)
+        self.table.ask(name, self.now_ns)
 
     def step(self) -> None:
         """Whoever holds the device makes a step."""
@@ -44,12 +59,21 @@ class Device:
         length_ns = self.dice.randint(1, self.longest_ns)
         self.now_ns += length_ns
         self.used_ns[name] = self.used_ns.get(name, 0) + length_ns
+        tokens = self.dice.randint(0, 64)
+        self.tokens[name] += tokens
+        self.unbooked += tokens
+        self.most[name] = max(self.most[name], self.unbooked)
         if self.now_ns - self.held[1] >= SLICE_NS:
-            self.table.boundary(name, self.now_ns)
+            self.table.boundary(name, self.now_ns, self.unbooked)
+            self.unbooked = 0
             self.held = (name, self.now_ns) if self.table.holder == name else (None, 0)
 
     def rest(self, name: str) -> None:
-        self.table.rest(name, self.now_ns)
+        if self.table.holder == name:
+            self.table.rest(name, self.now_ns, self.unbooked)
+            self.unbooked = 0
+        else:
+            self.table.rest(name, self.now_ns)
 
     def apart(self, one: str, other: str, since: dict[str, int]) -> float:
         """By how much two differ in what they used since then, each by its weight, as a share of what is allowed."""
@@ -66,6 +90,20 @@ def test_those_that_always_want_it_share_it_by_weight(weights, longest_ns, seed)
     for _ in range(STEPS):
         device.step()
         assert all(device.apart(*pair, {}) <= 1 for pair in combinations(weights, 2))
+
+
+@given(weights, longest_ns, seeds)
+def test_tokens_are_shared_by_weight_whatever_time_they_take(weights, longest_ns, seed):
+    device = Device(weights, longest_ns, random.Random(seed), "tokens")
+    for name in weights:
+        device.ask(name)
+    for _ in range(STEPS):
+        device.step()
+        for pair in combinations(weights, 2):
+            used = [device.tokens[name] / weights[name] for name in pair]
+            assert abs(used[0] - used[1]) <= sum(device.most[name] / weights[name] for name in pair) + 1e-6
+    seats = device.table.seats
+    assert sum(seat.used_tokens for seat in seats.values()) == sum(device.tokens.values()) - device.unbooked
 
 
 @given(weights, longest_ns, seeds)
@@ -109,9 +147,9 @@ def test_the_bound_is_that_of_the_turns_and_not_of_the_time_before(weights, long
 
 @given(weights, st.sets(st.sampled_from(NAMES)))
 def test_the_dead_are_passed_over(weights, dead):
-    table = Table()
-    for name, weight in weights.items():
-        table.ask(name, weight, 0)
+    table = joined(weights)
+    for name in weights:
+        table.ask(name, 0)
     first = table.holder
     table.rest(first, 1)
     table.pass_over_dead(lambda name: name not in dead, 2)
@@ -120,16 +158,16 @@ def test_the_dead_are_passed_over(weights, dead):
 
 
 def test_one_that_lost_its_turn_changes_nothing_by_ending_it():
-    table = Table()
-    assert table.ask("a", 1.0, 0)
-    assert not table.ask("b", 1.0, 5)
+    table = joined({"a": 1.0, "b": 1.0})
+    assert table.ask("a", 0)
+    assert not table.ask("b", 5)
     table.rest("a", 10)  # it was stopped
     assert table.holder == "b"
     table.boundary("a", 20)
     assert (table.holder, table.seats["a"].used_ns, table.seats["b"].used_ns) == ("b", 10, 0)
-    assert table.ask("b", 1.0, 25)  # it has woken up
+    assert table.ask("b", 25)  # it has woken up
     table.boundary("b", 28)
     assert table.seats["b"].used_ns == 3
     table.leave("b", 30)
     assert (table.holder, list(table.seats)) == (None, ["a"])
-    assert table.ask("a", 1.0, 40)
+    assert table.ask("a", 40)

@@ -159,6 +159,22 @@ def test_a_turn_that_nobody_waits_for_is_kept(tmp_path):
     turn.close()
 
 
+def test_those_at_a_device_share_out_the_same(tmp_path):
+    first = shared(tmp_path, share_of="tokens")
+    with pytest.raises(ConfigError, match=r"`time_slices.share_of`: others at 'gpu' share out its tokens: give the same"):
+        shared(tmp_path)
+    with first:
+        first.computed(3)
+        a_slice()
+    with first:
+        first.computed(4)
+    first.rest()
+    (seat,) = table(tmp_path).seats.values()
+    assert (seat.used_tokens, seat.clock) == (7, 7.0)
+    first.close()
+    shared(tmp_path).close()  # once they are gone it is free to choose
+
+
 def test_one_that_rests_does_not_wait_for_the_turn_it_was_to_have(tmp_path):
     first, second = shared(tmp_path), shared(tmp_path)
     with first:
