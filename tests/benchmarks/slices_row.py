@@ -14,6 +14,7 @@ from schemas.config import Share, TimeSlicesConfig
 Line = Callable[..., dict[str, Any]]
 Spread = Callable[..., dict[str, float]]
 WINDOW_S = 4.0
+TOKENS_WINDOW_S = 15.0  # many requests: the tokens of their prompts are shared out, too, and not counted here
 WEIGHTS = {"heavy": 2.0, "light": 1.0}
 NS_PER_S = 1e9
 ALONE, TWO, SHARE = 1.05, 1.15, 0.05  # goals
@@ -30,7 +31,7 @@ def turns(line: Line, spread: Spread, rounds: int) -> list[dict[str, Any]]:
             alone.append(speed / _speed(*with_turns))
             two.append(max(one.at_ns for one in both) / NS_PER_S / sum(one.tokens / speed for one in both))
             device.append(both[0].used_ns / both[1].used_ns)
-            heavy, light = _measured(by_tokens)
+            heavy, light = _measured(by_tokens, TOKENS_WINDOW_S)
             tokens.append(heavy.tokens / light.tokens)
     share = f"2 within {SHARE:.0%}"
     rows = (
@@ -66,10 +67,10 @@ def _engines(home: Path) -> Iterator[tuple[Sharing, Sharing, list[Sharing], list
         yield found[0], found[1], pairs[0], pairs[1]
 
 
-def _measured(engines: list[Sharing]) -> list[Moment]:
+def _measured(engines: list[Sharing], window_s: float = WINDOW_S) -> list[Moment]:
     for one in engines:
         one.go()
-    found = over_time(engines, WINDOW_S)
+    found = over_time(engines, window_s)
     for one in engines:
         one.pause()
     return found
