@@ -10,6 +10,8 @@ from engine_consumers.errors import EngineError
 from schemas.errors import ConfigError, ErrorCode
 from schemas.messages import InferenceRequest
 
+BYTES_PER_TOKEN = 4  # of text, for estimates only
+
 
 class Prompts:
     """Renders and tokenizes in one thread of its own: a long text takes seconds, and tokenizers are not made for several.
@@ -86,6 +88,14 @@ class Prompts:
                 return found
         message = "the backend takes text alone, and there is no text of which its tokenizer makes this prompt: send `prompt`"
         raise EngineError(ErrorCode.UNSUPPORTED_FEATURE, message)
+
+
+def estimated_tokens(request: InferenceRequest) -> int:
+    """Estimate a prompt's length in tokens, without a tokenizer."""
+    if request.input_tokens is not None:
+        return len(request.input_tokens)
+    texts = [m.content for m in request.messages] if request.messages else [request.prompt or ""]
+    return -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
 
 
 def _read_template(given: str | None) -> str | None:

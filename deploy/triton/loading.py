@@ -10,6 +10,7 @@ from deploy.triton.checkpoint import CONTEXT_DEFAULT, Checkpoint, read_shape, re
 from deploy.triton.experts import Experts
 from deploy.triton.network import Network
 from deploy.triton.options import ModelOptions
+from engine_consumers.stepping.device import use_device
 from schemas.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,12 +38,7 @@ def load(options: ModelOptions) -> Loaded:
     Raises:
         ConfigError: It cannot be read, or there is no such device.
     """
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        message = "`device`: there is no GPU that PyTorch can use: expected cpu"
-        raise ConfigError(message)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    device = use_device(options.device, options.threads, "device")
     folder = Path(options.model_path).expanduser()
     shape = read_shape(folder)
     context = options.max_context or min(shape.trained_context, CONTEXT_DEFAULT)

@@ -18,14 +18,15 @@ from engine_consumers.core.checks import check_features, check_sampling, output_
 from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.mailbox import Mailbox
+from engine_consumers.model_folder import model_folder
 from engine_consumers.moe.experts import during, read_experts
-from engine_consumers.moe.folder import Model, model_folder, read_model
+from engine_consumers.moe.folder import Model, read_model
 from engine_consumers.moe.options import read_options
 from engine_consumers.moe.profiles import PROFILES, Asked, Names, Said
 from engine_consumers.moe.server import Server
 from engine_consumers.moe.tensors import Signature, check
 from engine_consumers.orphans import OrphanGuard
-from engine_consumers.prompts import Prompts
+from engine_consumers.prompts import Prompts, estimated_tokens
 from engine_consumers.runs import Runs
 from engine_consumers.threads import in_thread
 from schemas.config import EngineConfig
@@ -43,7 +44,6 @@ MISSES_MAX = 3  # answers in a row that may be missing
 ABORT_AGAIN_S = 0.05
 LAST_WORD_S = 2.0
 CLOSE_S = 10.0
-BYTES_PER_TOKEN = 4  # of text, for estimates only
 
 
 class _Run:
@@ -169,12 +169,7 @@ class MoeEngine:
     def estimate_bytes(self, request: InferenceRequest) -> int:
         """Estimate the bytes of keys and values; see `Engine.estimate_bytes`."""
         up = self._started()
-        if request.input_tokens is not None:
-            prompt_tokens = len(request.input_tokens)
-        else:
-            texts = [m.content for m in request.messages] if request.messages else [request.prompt or ""]
-            prompt_tokens = -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
-        return min(prompt_tokens + request.max_output_tokens, up.max_context) * up.model.kv_bytes_per_token
+        return min(estimated_tokens(request) + request.max_output_tokens, up.max_context) * up.model.kv_bytes_per_token
 
     async def count_tokens(self, request: InferenceRequest) -> int:
         """Count the prompt's tokens; see `Engine.count_tokens`."""

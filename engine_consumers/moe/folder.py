@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from engine_consumers.tokenizer import ends_of, read_tokenizer
-from schemas.config import EngineConfig
 from schemas.errors import ConfigError
 from schemas.messages import FinishReason
 
@@ -45,22 +44,6 @@ class Tokens:
         from engine_consumers.spelling import Spelling  # noqa: PLC0415 - `tokenizers` is only in the engine's environment
 
         return Spelling(self._tokenizer.backend_tokenizer, self.ends, stops, room).take
-
-
-def model_folder(config: EngineConfig) -> Path:
-    """Give the folder of the model.
-
-    Raises:
-        ConfigError: None is configured, or it holds no model.
-    """
-    if config.model_path is None:
-        message = "`model_path`: required: a folder with the tokenizer and config.json of the model that the server runs"
-        raise ConfigError(message)
-    folder = Path(config.model_path).expanduser()
-    if not (folder / "config.json").is_file():
-        message = f"`model_path`: expected a folder with a model's config.json and tokenizer, got {config.model_path}"
-        raise ConfigError(message)
-    return folder
 
 
 def read_model(folder: Path, tokenizer: str | None) -> Model:

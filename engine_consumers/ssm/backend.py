@@ -9,9 +9,10 @@ from engine_consumers.engine import EngineFigures, Piece
 from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.mailbox import Mailbox
+from engine_consumers.model_folder import model_folder
 from engine_consumers.prompts import Prompts
 from engine_consumers.runs import Runs
-from engine_consumers.ssm.loading import Loaded, load, model_folder
+from engine_consumers.ssm.loading import Loaded, load
 from engine_consumers.ssm.options import SsmOptions
 from engine_consumers.stepping.loop import News, Sequence, SlotLoop
 from engine_consumers.stepping.sampling import Drawing

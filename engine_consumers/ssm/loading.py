@@ -7,8 +7,8 @@ import torch
 
 from engine_consumers.ssm import kernels
 from engine_consumers.ssm.options import SsmOptions
+from engine_consumers.stepping.device import use_device
 from engine_consumers.tokenizer import ends_of, read_tokenizer
-from schemas.config import EngineConfig
 from schemas.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,34 +38,13 @@ class Loaded(NamedTuple):
         return self.device == "cuda"
 
 
-def model_folder(config: EngineConfig) -> Path:
-    """Give the folder of the model.
-
-    Raises:
-        ConfigError: None is configured, or it holds no model.
-    """
-    if config.model_path is None:
-        message = "`model_path`: required: the folder of a Mamba or Mamba2 model"
-        raise ConfigError(message)
-    folder = Path(config.model_path).expanduser()
-    if not (folder / "config.json").is_file():
-        message = f"`model_path`: expected a folder with a model (config.json), got {config.model_path}"
-        raise ConfigError(message)
-    return folder
-
-
 def load(folder: Path, options: SsmOptions, slots: int) -> Loaded:
     """Load model and tokenizer, and warm up; takes as long as it takes.
 
     Raises:
         ConfigError: They cannot be read, or there is no such device.
     """
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        message = "`options.device`: there is no GPU that PyTorch can use: expected cpu"
-        raise ConfigError(message)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    device = use_device(options.device, options.threads, "options.device")
     try:
         kernels.prepare(device)
         from engine_consumers.ssm import checkpoints

@@ -21,7 +21,7 @@ from engine_consumers.errors import EngineError
 from engine_consumers.gpu import GpuFigures, GpuProbe, first_visible
 from engine_consumers.mailbox import Mailbox
 from engine_consumers.orphans import OrphanGuard
-from engine_consumers.prompts import Prompts
+from engine_consumers.prompts import Prompts, estimated_tokens
 from engine_consumers.runs import Runs
 from engine_consumers.transformer.asking import format_fields, sampling_fields, told
 from engine_consumers.transformer.loading import CLOSE_S, Loaded, load, one_line
@@ -37,7 +37,6 @@ FEATURES = (CHAT, INPUT_TOKENS, JSON_SCHEMA, LOGPROBS, PENALTIES, PRIORITY, REGE
 WATCH_S = 0.1
 ABORT_AGAIN_S = 0.02
 DEATH = "vLLM's core process ended"
-BYTES_PER_TOKEN = 4  # of text, for estimates only
 
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort", "repetition": "stop"}
 
@@ -133,12 +132,7 @@ class TransformerEngine:
     def estimate_bytes(self, request: InferenceRequest) -> int:
         """Estimate the bytes of key-value cache; see `Engine.estimate_bytes`."""
         loaded = self._started()
-        if request.input_tokens is not None:
-            prompt_tokens = len(request.input_tokens)
-        else:
-            texts = [m.content for m in request.messages] if request.messages else [request.prompt or ""]
-            prompt_tokens = -(-sum(len(text.encode()) for text in texts) // BYTES_PER_TOKEN)
-        return min(prompt_tokens + request.max_output_tokens, loaded.max_context) * loaded.kv_bytes_per_token
+        return min(estimated_tokens(request) + request.max_output_tokens, loaded.max_context) * loaded.kv_bytes_per_token
 
     async def count_tokens(self, request: InferenceRequest) -> int:
         """Count the prompt's tokens; see `Engine.count_tokens`."""

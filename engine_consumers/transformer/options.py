@@ -1,11 +1,11 @@
 """What may be set of vLLM from `[engines.<name>.options]`, and vLLM's arguments made from it."""
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from engine_consumers.model_folder import model_folder
 from engine_consumers.transformer.adapters import lora_arguments
 from schemas.config import EngineConfig, TimeSlicesConfig
 from schemas.errors import ConfigError
@@ -124,8 +124,4 @@ def model_source(config: EngineConfig) -> str:
     """
     if config.model_path is None:
         return config.model
-    folder = Path(config.model_path).expanduser()
-    if not (folder / "config.json").is_file():
-        message = f"`model_path`: expected a folder with a model (config.json), got {config.model_path}"
-        raise ConfigError(message)
-    return str(folder)
+    return str(model_folder(config))
