@@ -80,7 +80,8 @@ def _drawn(logits: Tensor, drawings: Sequence[Drawing]) -> list[int]:
     before = chances.cumsum(-1) - chances
     kept = (before < column([one.top_p for one in asked])) & (chances >= chances[:, :1] * column([one.min_p for one in asked]))
     chances = torch.where(kept, chances, 0.0)
-    last = (chances > 0).sum(-1, keepdim=True) - 1  # in float32 a number next to 1 is 1, and would name what was left out
+    # In float32 a number next to 1 is 1, and would name what was left out; a `top_p` next to 0 is 0, and would keep nothing.
+    last = ((chances > 0).sum(-1, keepdim=True) - 1).clamp_min(0)
     chances = chances.cumsum(-1)
     wanted = column([one.number() for one in drawings]) * chances[:, -1:]
     places = torch.searchsorted(chances, wanted, right=True).minimum(last)

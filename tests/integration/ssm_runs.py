@@ -262,6 +262,26 @@ async def case_closing_while_a_prompt_is_read(home: Path) -> None:
         same((await refusal(engine, of_length(5))).code, ErrorCode.UNHEALTHY, "code after closing")
 
 
+async def case_what_is_read_shows_that_it_moves(home: Path) -> None:
+    """A prompt may take longer to be read than a run may be still; whoever waits behind it does not hang either."""
+    async with engine_of(home / KINDS[1], 2, readers=2, prefill_chunk=64) as engine:
+        read, waited = await asyncio.gather(*(run(engine, of_length(length, 3)) for length in (64 * 20, 64 * 30)))
+        for output, pieces in ((read, 20), (waited, 50)):
+            still = [n for n, piece in enumerate(output.pieces) if not piece.token_ids]
+            assert len(still) >= pieces // 2, f"{len(still)} signs while {pieces} pieces were read"
+            same(still, list(range(len(still))), "pieces without tokens, all of them first")
+            same(len(output.tokens), 3, "tokens")
+        all_is_free(engine)
+
+
+async def case_draws_at_the_edge(home: Path) -> None:
+    """What is next to nothing in float32 keeps the likeliest token, and ends nobody."""
+    async with engine_of(home / KINDS[1], 2) as engine:
+        greedy = await run(engine, of_length(20, 6))
+        for more in ({"top_p": 1e-46}, {"top_p": 1e-46, "temperature": 2.0}, {"min_p": 1.0}, {"top_k": 1}):
+            same((await run(engine, of_length(20, 6, **{"temperature": 1.0, **more}))).tokens, greedy.tokens, f"tokens of {more}")
+
+
 async def case_the_shortest_requests(home: Path) -> None:
     for kind in KINDS[:2]:
         async with engine_of(home / kind, 2) as engine:
