@@ -151,8 +151,8 @@ class SharedTurn:
     def rest(self) -> None:
         """Hand it on; see `Turn`."""
         if self._asked:
-            self._asked = False
-            self._change(Table.rest)
+            self._asked = not self._change(Table.rest)
+            self._holds = False
 
     def close(self) -> None:
         """Take part no more; see `Turn`."""
@@ -180,7 +180,8 @@ class SharedTurn:
                     table.rest(holder, now_ns)
         self._holds, self._since_ns, self._asked = table.holder == self._name, now_ns, True
 
-    def _change(self, change: Callable[[Table, str, int, int], None]) -> None:
+    def _change(self, change: Callable[[Table, str, int, int], None]) -> bool:
+        """Change the table; False where its lock is stuck."""
         with contextlib.suppress(_LockStuck):
             with self._table() as table:
                 now_ns, tokens = time.monotonic_ns(), 0
@@ -188,6 +189,8 @@ class SharedTurn:
                     tokens, self._tokens = self._tokens, 0
                 change(table, self._name, now_ns, tokens)
             self._holds, self._since_ns = table.holder == self._name, now_ns
+            return True
+        return False
 
     @contextlib.contextmanager
     def _table(self) -> Iterator[Table]:
@@ -197,6 +200,8 @@ class SharedTurn:
             raw = os.pread(self._file, os.fstat(self._file).st_size, 0)
             table = _read(raw)
             before = table.holder
+            for name in self._pipes.keys() - table.seats.keys():
+                os.close(self._pipes.pop(name))
             yield table
             if table.holder != before:
                 table.pass_over_dead(self._is_alive, time.monotonic_ns())

@@ -204,6 +204,36 @@ def test_a_lock_that_is_not_let_go_of_stops_nobody(tmp_path):
     turn.close()
 
 
+def test_one_that_rests_while_the_lock_is_stuck_is_told_when_it_is_free_and_does_not_believe_that_it_holds(tmp_path):
+    turn = shared(tmp_path, patience_ms=20)
+    with turn:
+        pass
+    with (tmp_path / "gpu" / "table.json").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        turn.rest()
+    assert not turn._holds
+    turn.rest()
+    assert table(tmp_path).holder is None
+    turn.close()
+
+
+def test_those_that_left_leave_no_pipe_open(tmp_path):
+    turn, before = shared(tmp_path), None
+    for _ in range(5):
+        with turn:
+            peer = Waiter(shared(tmp_path))
+            until(lambda: any(seat.is_waiting for seat in table(tmp_path).seats.values()))
+            a_slice()
+        assert peer.held.wait(30)
+        peer.enough.set()
+        peer.join(30)
+        turn.rest()
+        files = len(list(Path("/proc/self/fd").iterdir()))
+        before = before or files
+        assert files <= before
+    turn.close()
+
+
 def test_a_table_of_another_version_is_begun_anew(tmp_path):
     turn = shared(tmp_path)
     (tmp_path / "gpu" / "table.json").write_bytes(b'{"seats": 5}' + b" " * 500)
