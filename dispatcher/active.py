@@ -3,7 +3,6 @@
 import asyncio
 import fnmatch
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from msgspec import structs
@@ -40,6 +39,7 @@ from dispatcher.rescue import Rescue
 from dispatcher.trim import Trim
 from memory_coordinator.seen import SeenLog
 from schemas import codecs, headers
+from schemas.clock import now_ms
 from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.headers import Headers
@@ -53,11 +53,6 @@ TICK_S = 0.05
 REFRESH_S = 30.0
 LOOKUP_S = 5.0
 REPLY_TOPICS_MAX = 10_000
-
-
-def now_ms() -> int:
-    """Unix time."""
-    return time.time_ns() // 1_000_000
 
 
 class Active:

@@ -13,11 +13,12 @@ from redis.exceptions import RedisError
 from broker.transport.errors import TransportError
 from broker.transport.protocol import Consumer, Membership, TopicPartition, Transport
 from broker.transport.tasks import end
-from dispatcher.active import Active, now_ms
+from dispatcher.active import Active
 from dispatcher.plugins import ready_plugins
 from memory_coordinator.asking import Asking
 from memory_coordinator.board import Board
 from memory_coordinator.seen import SeenLog
+from schemas.clock import now_ms
 from schemas.config import Config
 from schemas.questions import Answer, Question
 from schemas.topics import Topics

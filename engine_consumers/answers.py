@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 
 from engine_consumers.core.outcome import Runner
-from engine_consumers.job import Job
+from engine_consumers.job import NEVER_MS, Job
 from schemas.questions import Answer, Question, Stage, Where, WhereIs, Why
 
-NEVER_MS = 1 << 62
 FOUND_MAX = 100  # of one id: tenants may share it, and a client may use it again and again
 
 

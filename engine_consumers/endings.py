@@ -14,6 +14,8 @@ from schemas.config import Config
 from schemas.errors import ErrorCode
 from schemas.messages import ErrorInfo, InferenceResult, RouteAttempt, Timing, Usage
 
+CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled")
+EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed", "deadline")
 SHOWN = frozenset({"cancelled", "expired"})  # ended from outside: what there is of the output is given
 
 

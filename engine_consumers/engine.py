@@ -17,13 +17,14 @@ class Piece(Struct, frozen=True):
     """What came since the last piece.
 
     The texts of all pieces together are the whole output. A piece's text may lag behind its tokens: half a character and
-    what may become a stop string are held back. Only the last piece has a finish reason and the usage.
+    what may become a stop string are held back. Only the last piece has a finish reason. One without tokens says that the run
+    moves: its prompt is being read, or its turn comes nearer. A run that gives no piece for long is taken to hang.
 
     Attributes:
         token_ids: The new tokens; those of a stop string count although its text is never given.
         text: The new text, whole characters only.
         finish_reason: `stop`, `length` or `abort`.
-        usage: Tokens of the prompt and of the whole output.
+        usage: Tokens of the prompt, and of the output so far.
         logprobs: Of the new tokens, one each, where they were asked for.
         experts: With the last piece, where the engine is a mixture of experts that tells.
     """

@@ -11,6 +11,8 @@ from engine_consumers.generation import Generation
 from schemas.errors import ErrorCode
 from schemas.messages import Completion, Envelope, ErrorInfo, InferenceRequest
 
+NEVER_MS = 1 << 62  # the deadline of a request without one
+
 
 class Job(Struct):
     """One take-in of a request. Seconds are those of the loop's clock.

@@ -41,7 +41,7 @@ class Mailbox:
         self._usage = Usage(prompt_tokens, output_tokens)
 
     def put(self, token_ids: list[int], text: str, finish: FinishReason | None, logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """More came; what comes after the end is dropped."""
+        """More came, or only a sign that the run moves; what comes after the end is dropped."""
         if self._finish is not None:
             return
         self._token_ids += token_ids
@@ -70,5 +70,5 @@ class Mailbox:
             self._news.set()
         token_ids, text, logprobs = self._token_ids, self._text, self._logprobs
         self._token_ids, self._text, self._logprobs = [], "", []
-        usage = (self._usage or Usage(self._prompt_tokens, self._output_tokens)) if self._finish else None
+        usage = self._usage or Usage(self._prompt_tokens, self._output_tokens)
         return Piece(token_ids, text, self._finish, usage, logprobs, self.experts if self._finish else None)

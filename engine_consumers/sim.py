@@ -276,7 +276,7 @@ class SimEngine:
             step_ms = options.tpot_ms * (1 + options.interference * (self._running - 1))
             state.step_tokens = max(1, int(PIECE_MS_MIN / step_ms))
             state.due += state.step_tokens * step_ms / 1000
-        return Piece(token_ids, text)
+        return Piece(token_ids, text, None, state.usage)
 
     async def _sleep(self, state: _Run, until: float | None) -> None:
         """Wait until a moment of the loop's clock, or for ever, unless woken.

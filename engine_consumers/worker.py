@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 
 from msgspec import structs
@@ -30,14 +29,15 @@ from engine_consumers.core.completions import Completions
 from engine_consumers.core.lifecycle import Abort, Dropped, Ended, Lifecycle, Run, Taken, order
 from engine_consumers.core.outcome import Runner
 from engine_consumers.core.pace import Pace
-from engine_consumers.endings import Endings, poison
+from engine_consumers.endings import CANCELLED, EXPIRED, Endings, poison
 from engine_consumers.engine import Engine
 from engine_consumers.errors import EngineError
 from engine_consumers.generation import Generation
-from engine_consumers.job import Job
+from engine_consumers.job import NEVER_MS, Job
 from memory_coordinator.asking import Asking
 from memory_coordinator.board import Board
 from schemas import codecs, headers, ids
+from schemas.clock import now_ms
 from schemas.config import Config
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.messages import Completion, EngineStatus, ErrorInfo, run_id
@@ -46,20 +46,12 @@ from schemas.topics import Topics
 
 log = logging.getLogger("forebay.worker")
 
-NEVER_MS = 1 << 62
 STATUS_GAP_S = 0.02  # between two snapshots, however much happens
 READ_AHEAD = 4 / 3  # times what a dispatcher has on its way here: what is read and may be reordered
 DEAD_DRAIN_MS = 5_000
 CLOSE_S = 10.0
 WATCH_S = 0.25
 LATE_S = 4 * WATCH_S  # after which it was this process that stood still, not its runs
-CANCELLED = ErrorInfo(ErrorCode.CANCELLED, "cancelled")
-EXPIRED = ErrorInfo(ErrorCode.EXPIRED, "the deadline passed", "deadline")
-
-
-def now_ms() -> int:
-    """Unix time."""
-    return time.time_ns() // 1_000_000
 
 
 class Worker:
@@ -106,6 +98,7 @@ class Worker:
         self._taken = 0
         self._chunks: ChunkPublisher | None = None
         self._changed = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
         self._draining = False
         self.engine_died = False
 
@@ -115,8 +108,23 @@ class Worker:
         Raises:
             OffsetGone: Where accepted requests are not there any more.
         """
-        await self._engine.start()
-        producer = await self._transport.producer()
+        try:
+            if await self._start_engine():
+                await self._run(await self._transport.producer())
+        finally:
+            await self._engine.close()
+
+    async def _start_engine(self) -> bool:
+        """Load the model; False where the worker was to stop meanwhile."""
+        self._starting = asyncio.ensure_future(self._engine.start())
+        try:
+            await self._starting
+        except asyncio.CancelledError:
+            if not self._draining:
+                raise
+        return not self._draining
+
+    async def _run(self, producer: Producer) -> None:
         background: list[asyncio.Task[None]] = []
         try:
             await self._control.replay()
@@ -137,6 +145,8 @@ class Worker:
         self._draining = True
         self._changed.set()
         self._hop.stop(self._config.worker.drain_ms)
+        if self._starting is not None:
+            self._starting.cancel()
 
     # -- the hop's handler ----------------------------------------------------------------------------------------
 
@@ -355,6 +365,8 @@ class Worker:
                     job.moved_s = math.inf
                     await stream.add(piece)
                 job.moved_s = loop.time()
+        if generation.finish_reason == "abort" and job.verdict is None:  # its processes are being stopped by somebody else
+            raise EngineError(ErrorCode.PREEMPTED, "the engine ended the run unasked")
 
     # -- background --------------------------------------------------------------------------------------------------------
 
@@ -453,8 +465,7 @@ class Worker:
                 if job.order.deadline_ms <= now:
                     self._end(job, EXPIRED)
                 elif job.task is not None and now_s - job.moved_s > stall_s:
-                    message = f"no progress for {self._config.worker.stall_timeout_ms} ms (worker.stall_timeout_ms)"
-                    self._end(job, ErrorInfo(ErrorCode.TIMEOUT, message))
+                    self._end(job, ErrorInfo(ErrorCode.TIMEOUT, f"no progress for {stall_s:g} s (worker.stall_timeout_ms)"))
 
     def _cancelled(self) -> None:
         """Something was cancelled: end what it covers, whether it waits or runs."""
@@ -486,4 +497,3 @@ class Worker:
             await self._board.remove(self._runner.pool, self._runner.worker)
         await self._control.close()
         await producer.close()
-        await self._engine.close()

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from broker.transport.errors import NoSuchTopic, OffsetGone, TooLarge, Transport
 from broker.transport.protocol import Consumer, Outgoing, Producer, Record, TopicPartition, Transport
 from broker.transport.tasks import end
 from schemas import codecs, headers
+from schemas.clock import now_ms
 from schemas.config import BlobsConfig
 from schemas.errors import ErrorCode, InvalidMessage
 from schemas.ids import new_id
@@ -79,11 +79,6 @@ class Progress(msgspec.Struct, frozen=True):
     errors: int
     in_flight: int
     away_s: float = 0.0
-
-
-def now_ms() -> int:
-    """Give the Unix time."""
-    return time.time_ns() // 1_000_000
 
 
 async def run_batch(

@@ -37,6 +37,11 @@ class Schedule(Generic[T]):
         return len(self._lengths)
 
     @property
+    def in_line(self) -> list[T]:
+        """Those that have no place yet."""
+        return list(self._lengths)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do: those that wait have their places as soon as the others are gone."""
         return not (self._lengths or self.reading or self.decoding)

@@ -350,7 +350,7 @@ class MoeEngine:
                 call.cancel()  # cut here, so it need not go on there
 
     def _deliver(self, state: _Run, said: Said) -> None:
-        state.has_begun = True
+        state.has_begun = state.has_begun or bool(said.token_ids or said.text)
         self._take_in(said)
         if state.is_aborted:  # what was on its way is dropped: the run ends where it was when it was told to
             said = Said([], "", said.finish and "abort")
@@ -358,8 +358,7 @@ class MoeEngine:
             state.mail.experts = during(state.experts, self._experts)
         if said.counted is not None:
             state.mail.counted(*said.counted)
-        if said.token_ids or said.text or said.finish is not None:
-            state.mail.put(said.token_ids, said.text, said.finish)
+        state.mail.put(said.token_ids, said.text, said.finish)
 
     def _take_in(self, said: Said) -> None:
         if said.statistics is not None:

@@ -75,7 +75,7 @@ class News(NamedTuple):
 
     Attributes:
         sequence: Whose it is.
-        token_ids: Its next token; none with an error.
+        token_ids: Its next token; none with an error, and where its prompt is read or waits to be: it only moves.
         text: What may be shown.
         finish: Whether that was all.
         error: Why it ended with an error.
@@ -213,6 +213,8 @@ class SlotLoop:
         while (piece := schedule.next_piece(read)) is not None:
             news += self._read(*piece)
             read += piece[1]
+        if read:
+            news += [News(sequence, []) for sequence in schedule.in_line]
         self._turn.computed(len(asked) + read)
         return news
 
@@ -227,7 +229,7 @@ class SlotLoop:
             return self._taken([sequence], draw(logits.unsqueeze(0), [sequence.drawing]))
         if logits.is_cuda:
             torch.cuda.current_stream().synchronize()  # so that the step, and its turn, end when the device has done it
-        return []
+        return [News(sequence, [])]
 
     def _taken(self, sequences: Iterable[Sequence], tokens: Iterable[int | None]) -> list[News]:
         news: list[News] = []

@@ -47,7 +47,7 @@ class _Run:
     def __init__(self, engine_id: str) -> None:
         self.engine_id = engine_id
         self.mail = Mailbox()
-        self.is_aborted = self.has_begun = False
+        self.is_aborted = self.has_begun = self.has_moved = False
         self.pump: asyncio.Task[None] | None = None
 
 
@@ -203,7 +203,7 @@ class TransformerEngine:
                 message = f"vLLM ended the request with {reason!r}"
                 state.mail.fail(EngineError(ErrorCode.INTERNAL, message))
             return
-        state.has_begun = state.has_begun or bool(token_ids)
+        state.has_begun, state.has_moved = state.has_begun or bool(token_ids), True
         logprobs = told(token_ids, completion.logprobs, request.sampling.logprobs)
         state.mail.put(token_ids, completion.text, _FINISH[reason] if reason else None, logprobs)
 
@@ -229,9 +229,20 @@ class TransformerEngine:
             await asyncio.wait({state.pump}, timeout=ABORT_AGAIN_S)
 
     async def _watch(self, loaded: Loaded) -> None:
-        while not loaded.llm.errored:  # noqa: ASYNC110 - vLLM has no event for it
+        steps = 0
+        while not loaded.llm.errored:
             await asyncio.sleep(WATCH_S)
+            if loaded.stats.steps != steps:
+                steps = loaded.stats.steps
+                self._stir()
         self._fail_all(DEATH)
+
+    def _stir(self) -> None:
+        """VLLM made steps: runs that got nothing by them wait for their place or are being read, and do not hang."""
+        for state in self._runs.states():
+            if not state.has_moved:
+                state.mail.put([], "", None)
+            state.has_moved = False
 
     def _fail_all(self, reason: str) -> None:
         if not self._runs.die(reason):

@@ -32,6 +32,7 @@ class Stats:
 
     running: int = 0
     kv_cache_usage: float = 0.0
+    steps: int = 0
 
 
 @dataclass
@@ -201,6 +202,7 @@ def _stat_logger(stats: Stats) -> Any:  # noqa: ANN401 - a factory of vLLM's Sta
             if scheduler_stats is not None:
                 stats.running = scheduler_stats.num_running_reqs
                 stats.kv_cache_usage = scheduler_stats.kv_cache_usage
+                stats.steps += 1
 
         def log_engine_initialized(self) -> None:
             pass

@@ -72,7 +72,7 @@ def let_generate_run() -> None:
 
 async def run(engine: SsmEngine, name: str, token_ids: list[int], answer: int) -> list[tuple[float, Piece]]:
     request = InferenceRequest(input_tokens=token_ids, max_output_tokens=answer, sampling=Sampling(temperature=0.0))
-    return [(time.perf_counter(), piece) async for piece in engine.generate(request, name, 1)]
+    return [(time.perf_counter(), piece) async for piece in engine.generate(request, name, 1) if piece.token_ids]
 
 
 async def ours(engine: SsmEngine, lengths: Lengths) -> float:

@@ -30,7 +30,10 @@ async def case_pieces_make_up_the_whole(harness: Harness) -> None:
         output = await run(harness.engine, request, seed=3)
         assert len(output.pieces) > 1, "everything came in one piece"
         same([p.finish_reason for p in output.pieces[:-1]], [None] * (len(output.pieces) - 1), "finish reasons before the last")
-        same([p.usage for p in output.pieces[:-1]], [None] * (len(output.pieces) - 1), "usages before the last")
+        prompt, given = await harness.engine.count_tokens(request), 0
+        for piece in output.pieces:
+            given += len(piece.token_ids)
+            same(piece.usage, Usage(prompt, given), "usage so far")
         assert output.finish_reason in {"stop", "length"}, output.finish_reason
         whole = harness.decode(output.tokens)
         same(output.text, whole[: len(output.text)], "text of all pieces")

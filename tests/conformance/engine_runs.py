@@ -68,10 +68,10 @@ async def refusal(engine: Engine, request: InferenceRequest) -> EngineError:
 
 
 async def open_run(engine: Engine, request: InferenceRequest, pieces: int, priority: int = 0):
-    """Start a run and read some pieces; give its generator, its name and what came."""
+    """Start a run and read some pieces with tokens; give its generator, its name and what came."""
     name, output = fresh_name(), Output()
     generator = engine.generate(request, name, 1, priority)
-    for _ in range(pieces):
+    while sum(bool(piece.token_ids) for piece in output.pieces) < pieces:
         output.pieces.append(await anext(generator))
     return generator, name, output
 

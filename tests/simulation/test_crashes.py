@@ -8,7 +8,9 @@ import pytest
 from memory_stack import TOPICS, config_of, on_stack, prompts
 
 from engine_consumers import sim
+from engine_consumers.errors import EngineError
 from schemas import codecs
+from schemas.errors import ErrorCode
 
 
 def request(name, prompt="say", **fields):
@@ -168,13 +170,15 @@ def test_a_deadline_ends_a_run_and_what_waits():
         results = await stack.results(6)
         return results, worker.status().running, asyncio.get_running_loop().time()
 
-    results, running, now = on_stack(scenario, config_of())
+    served = {"admission": {"deadline": "serve"}}  # also what is predicted to come too late
+    results, running, now = on_stack(scenario, config_of(dispatcher=served))
     assert Counter(r.status for r in results) == {"expired": 6}
     assert running == 0
     assert now < 6
     shown = [r for r in results if r.output_tokens]
     assert len(shown) == 4  # what ran until then is given
     assert all(r.finish_reason == "abort" and r.usage.output_tokens == len(r.output_tokens) for r in shown)
+    assert all(r.usage.input_tokens == 1 for r in shown)
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -272,3 +276,48 @@ def test_what_a_worker_has_read_is_in_its_figures_at_every_moment_also_while_it_
     on_stack(scenario)
     assert max(taken_in for taken_in, _ in seen) == 6
     assert [pair for pair in seen if pair[0] > pair[1]] == []
+
+
+def test_a_run_that_the_engine_ends_unasked_is_run_again_and_its_beginning_is_no_answer():
+    async def scenario(stack):
+        stack.dispatcher("d1")
+        worker = stack.worker("w1")
+        await stack.produce([request("r", max_output_tokens=200)])
+        await asyncio.sleep(5)
+        ((name, _),) = worker._engine._runs.items()
+        await worker._engine.abort(name)  # as one whose processes are told to stop ends its runs
+        return await stack.results(1)
+
+    (result,) = on_stack(scenario, config_of(tpot_ms=100))
+    assert (result.status, result.finish_reason, len(result.output_tokens)) == ("completed", "length", 200)
+    assert [one.outcome for one in result.route] == ["retried", "completed"]
+    assert result.usage.input_tokens == 1
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_a_worker_whose_engine_does_not_come_up_lets_go_of_it(how):
+    async def scenario(stack):
+        worker = stack.worker("w1")
+        closed, close = [], worker._engine.close
+        fails = EngineError(ErrorCode.UNHEALTHY, "there is no device")
+
+        async def counted_close():
+            closed.append(asyncio.get_running_loop().time())
+            await close()
+
+        async def fail():
+            await asyncio.sleep(1)
+            raise fails
+
+        worker._engine.close = counted_close
+        if how == "failed":
+            worker._engine.start = fail
+        await asyncio.sleep(0.5)
+        worker.stop() if how == "stopped" else None
+        (ended,) = await asyncio.gather(stack.tasks.pop("w1"), return_exceptions=True)
+        return closed, ended, fails
+
+    closed, ended, fails = on_stack(scenario, config_of(start_ms=3_600_000))
+    assert len(closed) == 1
+    assert closed[0] < 10  # and not when the model would have been loaded
+    assert ended is (fails if how == "failed" else None)
