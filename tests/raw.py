@@ -70,7 +70,7 @@ class Watch:
     """Reads a topic as it grows and notes when each key could first be read. It outlives the broker.
 
     Attributes:
-        seen: Key (a request's id) -> time.monotonic() of its first record.
+        seen: Key (a request's id) -> time.monotonic() of its first record. It grows: another thread copies it.
     """
 
     def __init__(self, bootstrap: str, topic: str, isolation: str = COMMITTED) -> None:

@@ -61,7 +61,10 @@ def test_one_poison_request_among_five_hundred_ends_alone_and_can_be_put_back(ka
         assert tally(results) == dict.fromkeys(idents, 1)
         (failed,) = [one for one in results if one["status"] != "completed"]
         assert (failed["request_id"], failed["status"], failed["error"]["code"]) == (culprit, "failed", "poison")
-        assert deaths == cell.config.worker.poison_crashes
+        counted = cell.config.worker.poison_crashes
+        assert f"died {counted} times" in failed["error"]["message"]
+        # whoever a partition is just taken from may still die of the request, which is not counted
+        assert counted <= deaths <= 2 * counted
         (letter,) = cell.dead_letters()
         headers = dict(letter.headers)
         assert (letter.key, headers["forebay-error-code"]) == (culprit.encode(), b"poison")

@@ -61,7 +61,7 @@ def test_a_backlog_before_it_in_the_partition_takes_nothing_of_a_tenants_share(m
     cell.produce(many(BACKLOG, "aggressor"), cell.interactive)
     cell.produce(many(MINE, "mine"), cell.interactive)
     with cell.watching() as watch:
-        ready.until(lambda: sum(ident.startswith("mine") for ident in watch.seen) == MINE, ANSWER_S, "the tenant's results")
+        ready.until(lambda: sum(ident.startswith("mine") for ident in list(watch.seen)) == MINE, ANSWER_S, "the tenant's results")
     ended_ms = now_ms()
     ready.until(lambda: now_ms() > ended_ms + 8 * run_ms, ANSWER_S, "some time with the aggressor alone")
     cell.stop()
